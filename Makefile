@@ -1,0 +1,47 @@
+# Ringfence. `make help` lists what can be made; only a Python >= 3.11, git and make have to be there.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help env demo-env demo test check format bench lock clean
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+CODE := $(wildcard runner node_agent broker tests examples)
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+env: ## the environment .venv from the hash-locked requirements
+	@requirements/environment .venv requirements/dev.txt project
+
+demo-env:
+	@requirements/environment .venv requirements/dev.txt project
+	@requirements/environment .venv-demo requirements/demo.txt
+
+demo: demo-env ## a fleet of two nodes, an agent, a runaway killed with proof, a refusal (under 2 minutes)
+	@$(BIN)/python examples/demo.py
+
+test: env ## all tests; as root the isolation suites run a second time as an ordinary user
+	@.ci/test
+
+check: env ## lint, format, types, layers, architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/architecture
+
+format: env ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: env ## throughput and latency against stock rq, measured in one run
+	@$(BIN)/python tests/bench/main.py
+
+lock: ## the locked requirements anew, from pyproject.toml and requirements/*.in
+	@requirements/environment .cache/lock requirements/lock.txt
+	@requirements/lock "$(CURDIR)/.cache/lock/bin/uv"
+
+clean: ## environments, caches and build products away
+	rm -rf .venv .venv-demo .cache .pytest_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

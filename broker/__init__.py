@@ -1,0 +1,1 @@
+"""The vault broker: hands secrets to jobs on their own host, never through the queue."""

@@ -1,0 +1,80 @@
+"""`python -I -m node_agent`: one node agent in the foreground.
+
+Started by `ringfence agent`, `ringfence up` and systemd. The only place of this package that configures logging and
+reads flags. Must never start from a package that is not the distribution's, nor print a store URL with its password.
+
+Exit status: 0 stopped on request, 75 ended by a fault that a restart may cure, 78 a set-up that needs an operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import resource
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+import broker
+import node_agent
+import runner
+from node_agent.agent import serve
+from node_agent.errors import NodeError
+from node_agent.settings import AgentSettings
+from runner.errors import RingfenceError
+
+EX_TEMPFAIL: Final = 75
+EX_CONFIG: Final = 78
+_DISTRIBUTION: Final = "ringfence"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one agent until SIGTERM or SIGINT; return the exit status."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    try:
+        _check_packages()
+        return asyncio.run(serve(_settings(arguments)))
+    except (NodeError, RingfenceError) as error:
+        sys.stderr.write(f"ringfence: agent: {error}\n")
+        return EX_TEMPFAIL if error.retryable else EX_CONFIG
+
+
+def _settings(arguments: list[str] | None) -> AgentSettings:
+    parser = argparse.ArgumentParser(prog="ringfence agent", description="Run one node agent.")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--name")
+    parser.add_argument("--slots", type=int)
+    parser.add_argument("--policy", type=Path)
+    parser.add_argument("--import", dest="tasks", action="append")
+    parser.add_argument("--task-path", dest="task_path", action="append")
+    found = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    try:
+        return AgentSettings(**found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        sys.stderr.write(f"ringfence: agent: setting {'.'.join(map(str, first['loc']))}: {first['msg']}\n")
+        raise SystemExit(EX_CONFIG) from None
+
+
+def _check_packages() -> None:
+    """PyPI has another `broker`: run only what the distribution (or an editable install of it) brought."""
+    try:
+        distribution = metadata.distribution(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        raise SystemExit(EX_CONFIG) from None
+    parents = {Path(package.__file__ or "/").resolve().parent.parent for package in (broker, node_agent, runner)}
+    known = {Path(str(distribution.locate_file(""))).resolve()}
+    origin = distribution.read_text("direct_url.json") or ""
+    known |= {parent for parent in parents if f'"file://{parent}"' in origin}
+    if not parents <= known:
+        sys.stderr.write("ringfence: agent: its packages do not come from the distribution `ringfence`: reinstall it\n")
+        raise SystemExit(EX_CONFIG)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

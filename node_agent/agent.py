@@ -1,0 +1,94 @@
+"""Port: redis. One node agent: the host's ground once, then one session per boot until asked to stop.
+
+Called by node_agent.__main__. Must never exit because the store is away, never register before what an earlier boot
+left is proved gone, and never outlive its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from pathlib import Path
+from typing import Final
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from node_agent import ground as grounds
+from node_agent.errors import LeaseLostError, StoreAwayError
+from node_agent.ground import Ground
+from node_agent.session import Session
+from node_agent.settings import AgentSettings
+from runner import keyring
+
+__all__ = ["serve"]
+
+log = logging.getLogger(__name__)
+
+#: Wait before the next boot after this one was declared dead or its zygote ended, in seconds.
+_REBOOT_S: Final = 0.05
+_STORE_TIMEOUT_S: Final = 10.0
+
+
+async def serve(settings: AgentSettings) -> int:
+    """Run one agent until SIGTERM or SIGINT; return the exit status.
+
+    Raises:
+        NodeError, RingfenceError: the set-up needs an operator, or the name is taken.
+    """
+    ground = grounds.prepare(settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    url = settings.redis or keyring.load_client(ground.home).redis_url
+    try:
+        while not stop.is_set():
+            await _boot(ground, url, stop)
+    finally:
+        ground.close()
+    return 0
+
+
+async def _boot(ground: Ground, url: str, stop: asyncio.Event) -> None:
+    """One session, from a new boot id to its end."""
+    async with contextlib.AsyncExitStack() as stack:
+        clients = []
+        for _ in range(Session.CONNECTIONS):
+            client = _connect(url)
+            stack.push_async_callback(client.aclose)
+            clients.append(client)
+        session = Session(ground, clients, host=_host_id(), hostname=socket.gethostname())
+        stack.push_async_callback(session.stop)
+        try:
+            await session.start()
+            await session.run(stop)
+        except StoreAwayError as error:
+            log.warning("the store is away, trying again", extra={"error": str(error)})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 1.0)
+        except LeaseLostError as error:
+            log.warning("this agent start is over, beginning a new one", extra={"reason": str(error)})
+            await asyncio.sleep(_REBOOT_S)
+
+
+def _connect(url: str) -> Redis:
+    """One connection of its own; no hidden retries, since a retried script call would hide an unknown answer."""
+    return Redis.from_url(
+        url,
+        single_connection_client=False,
+        max_connections=2,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=_STORE_TIMEOUT_S,
+        socket_connect_timeout=_STORE_TIMEOUT_S,
+        health_check_interval=0,
+    )
+
+
+def _host_id() -> str:
+    """What tells this machine, as booted now, from every other."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()

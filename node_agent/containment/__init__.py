@@ -1,0 +1,1 @@
+"""Isolation of one attempt at a time, and its kill with proof. Knows neither the queue nor keys."""

@@ -1,0 +1,272 @@
+"""The mould: pid 1 of a slot's namespaces. Forks one worker per attempt and proves that nothing of it is left.
+
+Started by the zygote in a fresh child (``run``), told what to do by the agent over its control socket. Never runs job
+code, never reads a plan, an argument or an environment value: it passes one descriptor on and closes it. Must end, and
+with it everything in its pid namespace, when the lifeline closes, when the newest deadline on it has passed, when the
+control socket closes, and after anything that it does not expect.
+
+    agent → mould   {"op": "begin", "attempt"} + the far end of the attempt's channel · {"op": "term"}
+    mould → agent   {"op": "up"} · {"op": "failed", …} · {"op": "odd", "why"} · {"op": "end", "attempt", "status", …}
+
+``end`` is sent after kill(-1) and ECHILD: the kernel's word that the namespace holds nobody else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn
+
+from node_agent.containment import linux, view, worker
+from node_agent.containment.seccomp import Filter
+from runner.wire import codec
+
+__all__ = ["OOM_SCORE_ADJ", "Seat", "run"]
+
+OOM_SCORE_ADJ: Final = 500
+EXIT_LIFELINE: Final = 112
+EXIT_DEADLINE: Final = 113
+EXIT_CONTROL: Final = 114
+EXIT_ODD: Final = 115
+EXIT_SETUP: Final = 116
+
+_WALL: Final = 0x4000_0000
+_MAX_CONTROL_BYTES: Final = 4096
+_SIOCSIFFLAGS: Final = 0x8914
+_UP_AND_RUNNING: Final = 0x41
+_LIMITS: Final = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What the zygote hands to a new mould. ``job_fd``: the cgroup v2 group that workers are born in, if there is one."""
+
+    level: Literal["A", "B"]
+    join_paths: tuple[str, ...]
+    lifeline_fd: int
+    control_fd: int
+    job_fd: int | None
+    filters: dict[bool, Filter]
+
+
+def run(seat: Seat) -> NoReturn:
+    """Set up, serve, end. Called in the child that is pid 1 of its namespace."""
+    code = EXIT_SETUP
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=seat.control_fd)
+    progress = worker.Progress()
+    try:
+        prepared = _set_up(seat, progress)
+        _send(control, op="up")
+        code = EXIT_ODD
+        _Mould(seat, control, prepared).serve()
+    except OSError as error:
+        _send(control, op="failed", step=progress.step, errno=error.errno or 0, detail=str(error)[:300])
+    finally:
+        # Whatever happened: this process is pid 1, its end is the end of the namespace.
+        os._exit(code)
+
+
+def _set_up(seat: Seat, progress: worker.Progress) -> view.Prepared:
+    progress.step = "mould"
+    if os.getpid() != 1:
+        raise OSError(0, "the mould is not pid 1 of its namespace")
+    _close_others({0, 1, 2, seat.lifeline_fd, seat.control_fd, seat.job_fd or 0})
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD})
+    _raise_oom_score()
+    progress.step = "cgroup"
+    for path in seat.join_paths:
+        with open(path, "w", encoding="ascii") as procs:
+            procs.write("0")
+    progress.step = "mould"
+    linux.set_dumpable(False)
+    if seat.level == "A":
+        linux.set_parent_death_signal(signal.SIGKILL)
+        linux.unshare(linux.NEWNS | linux.NEWNET | linux.NEWIPC | linux.NEWUTS)
+    linux.mount(None, "/", None, linux.SLAVE_TREE)
+    socket.sethostname("job")
+    _loopback_up()
+    progress.step = "view"
+    prepared = view.prepare()
+    progress.step = "capabilities"
+    linux.drop_bounding()
+    linux.lock_securebits()
+    return prepared
+
+
+class _Mould:
+    """Serves one attempt at a time."""
+
+    def __init__(self, seat: Seat, control: socket.socket, prepared: view.Prepared) -> None:
+        self._seat = seat
+        self._control = control
+        self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=seat.lifeline_fd)
+        self._prepared = prepared
+        self._signals = linux.signal_descriptor(signal.SIGCHLD)
+        self._timer = linux.timer_descriptor()
+        self._limits = _own_limits()
+        self._deadline_ns: int | None = None
+        self._attempt = ""
+        self._worker: int | None = None
+        self._status: int | None = None
+        self._cpu_s = 0.0
+        self._max_rss_bytes = 0
+        self._processes = 0
+
+    def serve(self) -> NoReturn:
+        """Answer the agent until something ends this mould."""
+        poll = select.poll()
+        for fd in (self._lifeline.fileno(), self._timer, self._control.fileno(), self._signals):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            # The lifeline first: no work is done on an old deadline.
+            if self._lifeline.fileno() in ready or self._timer in ready:
+                self._read_lifeline()
+            if self._signals in ready:
+                self._reap()
+            if self._control.fileno() in ready:
+                self._obey()
+
+    def _read_lifeline(self) -> None:
+        """Read to the newest record; end if the agent is gone or its lease has run out."""
+        while True:
+            try:
+                record = self._lifeline.recv(2 * linux.SIZE_OF_DEADLINE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            if not record:
+                os._exit(EXIT_LIFELINE)
+            if len(record) != linux.SIZE_OF_DEADLINE:
+                os._exit(EXIT_ODD)
+            (self._deadline_ns,) = struct.unpack("q", record)
+        if self._deadline_ns is None:
+            return
+        if time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= self._deadline_ns:
+            os._exit(EXIT_DEADLINE)
+        linux.timer_arm(self._timer, self._deadline_ns)
+
+    def _obey(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self._control, _MAX_CONTROL_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            os._exit(EXIT_CONTROL)
+        order = codec.load(data)
+        if not isinstance(order, dict):
+            os._exit(EXIT_ODD)
+        if order.get("op") == "begin" and len(fds) == 1 and self._worker is None:
+            self._begin(str(order.get("attempt")), fds[0])
+        elif order.get("op") == "term" and not fds:
+            self._terminate(str(order.get("attempt")))
+        else:
+            os._exit(EXIT_ODD)
+
+    def _begin(self, attempt: str, channel_fd: int) -> None:
+        self._read_lifeline()
+        if self._seat.level == "B":
+            # Adopted by the zygote by now for certain, so its death is the one that is reported.
+            linux.set_parent_death_signal(signal.SIGKILL)
+        if _own_limits() != self._limits:
+            # A job of the same uid could have changed them (attack 37): no worker inherits that.
+            _send(self._control, op="odd", why="limits")
+            os._exit(EXIT_ODD)
+        self._attempt, self._status = attempt, None
+        self._cpu_s, self._max_rss_bytes, self._processes = 0.0, 0, 0
+        try:
+            pid = linux.fork_into(self._seat.job_fd)
+        except OSError as error:
+            _send(self._control, op="odd", why=str(error)[:300])
+            os._exit(EXIT_ODD)
+        if pid == 0:
+            worker.run(channel_fd, self._prepared, self._seat.filters)
+        os.close(channel_fd)
+        self._worker = pid
+
+    def _terminate(self, attempt: str) -> None:
+        """SIGTERM to the worker: safe, because it is this process's own child and not reaped yet."""
+        if self._worker is not None and self._status is None and attempt == self._attempt:
+            with suppress(ProcessLookupError):
+                os.kill(self._worker, signal.SIGTERM)
+
+    def _reap(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._signals, 128)
+        if self._status is not None:
+            _kill_everyone()
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG | _WALL)
+            except ChildProcessError:
+                self._report()
+                return
+            if pid == 0:
+                return
+            self._cpu_s += usage.ru_utime + usage.ru_stime
+            self._max_rss_bytes = max(self._max_rss_bytes, usage.ru_maxrss * 1024)
+            self._processes += 1
+            if pid == self._worker:
+                self._status = status
+                _kill_everyone()
+
+    def _report(self) -> None:
+        """ECHILD after the worker's end: nothing else lives in this namespace. Say so, once."""
+        if self._status is None:
+            return
+        _send(
+            self._control,
+            op="end",
+            attempt=self._attempt,
+            status=self._status,
+            cpu_s=round(self._cpu_s, 6),
+            max_rss_bytes=self._max_rss_bytes,
+            processes=self._processes,
+        )
+        self._worker = self._status = None
+
+
+def _kill_everyone() -> None:
+    """SIGKILL to every other process of the namespace. Outside of one this would be the whole host."""
+    if os.getpid() != 1:
+        os._exit(EXIT_ODD)
+    with suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+
+
+def _send(control: socket.socket, **record: object) -> None:
+    """Tell the agent; an agent that is gone or does not read ends this mould through its lifeline, not here."""
+    with suppress(OSError):
+        control.send(codec.dump(record))
+
+
+def _own_limits() -> tuple[tuple[int, int], ...]:
+    return tuple(resource.getrlimit(number) for number in _LIMITS)
+
+
+def _close_others(keep: set[int]) -> None:
+    start = 0
+    for fd in sorted(keep):
+        if fd > start:
+            linux.close_range(start, fd - 1)
+        start = fd + 1
+    linux.close_range(start)
+
+
+def _raise_oom_score() -> None:
+    """Jobs go before the host's own processes when memory runs out; raising needs no right."""
+    with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+        if int(file.read()) < OOM_SCORE_ADJ:
+            file.seek(0)
+            file.write(str(OOM_SCORE_ADJ))
+
+
+def _loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _UP_AND_RUNNING))

@@ -1,0 +1,290 @@
+"""A slot of the node: keeps a fit mould, runs one attempt at a time in it. The agent's side of the containment.
+
+Called by the supervisor, on its one loop. Must never share a mould between attempts that differ in tenant, signer,
+secrets or net, nor use one again after a forced kill or anything odd (attack 38), and never start an attempt on a lease
+that has run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from node_agent.containment.attempts import PROOF_TIMEOUT_S, Attempt
+from node_agent.containment.cgroup import SlotGroup
+from node_agent.containment.errors import GroupError, LimitBusy, SetupError, SpawnError
+from node_agent.containment.moulds import Mould, pair
+from node_agent.containment.plan import Plan, Profile
+from node_agent.containment.spawner import Zygote
+from runner.wire import codec, frames, record
+from runner.wire.errors import CodecError
+from runner.wire.frames import Op
+
+__all__ = ["Attempt", "Slot", "Zygote", "boottime_ns"]
+
+MOST_ATTEMPTS: Final = 1000
+LONGEST_LIFE_S: Final = 3600.0
+SETUP_TIMEOUT_S: Final = 20.0
+_TRIES: Final = 2
+
+
+def boottime_ns() -> int:
+    """Return CLOCK_BOOTTIME: it also counts the time that the host sleeps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Both ends of everything that an attempt talks through; ours first."""
+
+    out: tuple[int, int]
+    err: tuple[int, int]
+    channel: tuple[socket.socket, socket.socket]
+    result: int | None
+
+    @classmethod
+    def make(cls, plan: Plan) -> _Ends:
+        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        result = os.memfd_create("result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) if plan.kind == "task" else None
+        for fd in (out[0], err[0]):
+            os.set_blocking(fd, False)
+        channel = pair()
+        channel[0].setblocking(False)
+        return cls(out, err, channel, result)
+
+    def close_theirs(self) -> None:
+        """Close the worker's ends, so that its end is seen as end of file here."""
+        os.close(self.out[1])
+        os.close(self.err[1])
+        self.channel[1].close()
+
+
+class _NotStarted(Exception):  # noqa: N818 - a signal inside this file, no error of its own
+    """The mould ended before it forked a worker: another one may be tried."""
+
+
+class Slot:
+    """One of the node's slots. ``healthy`` is False from a kill without proof until ``proved`` resolves."""
+
+    def __init__(
+        self, index: int, zygote: Zygote, group: SlotGroup | None, *, clock: Callable[[], int] = boottime_ns
+    ) -> None:
+        self.index = index
+        self.healthy = True
+        self.proved: asyncio.Future[None] | None = None
+        self._zygote = zygote
+        self._group = group
+        self._clock = clock
+        self._mould: Mould | None = None
+        self._attempt: Attempt | None = None
+        self._deadline_ns: int | None = None
+        self._lock = asyncio.Lock()
+        self._ahead: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def mould_pid(self) -> int | None:
+        """The host's pid of the mould that stands, if one does."""
+        return None if self._mould is None else self._mould.pid
+
+    def renew(self, deadline_ns: int) -> None:
+        """Let the slot live until this CLOCK_BOOTTIME; remembered for moulds that are still to come."""
+        self._deadline_ns = deadline_ns
+        if self._mould is not None:
+            self._mould.renew(deadline_ns)
+
+    async def prepare(self, profile: Profile) -> None:
+        """Have a mould stand that may serve ``profile``. Raises SpawnError."""
+        async with self._lock:
+            if self._mould is None or not _fits(self._mould, profile):
+                await self._replace(profile)
+            elif self._mould.profile is None:
+                self._mould.profile = profile
+
+    async def begin(self, plan: Plan, fds: Sequence[int]) -> Attempt:
+        """Start a worker and return once it is restricted and nothing of the job has run.
+
+        ``fds``: for each of ``plan.mounts`` a detached mount (A) or a checked O_PATH descriptor (B). They stay the
+        caller's.
+
+        Raises:
+            SetupError: the worker could not be restricted; it is proved gone. SpawnError, GroupError: none was started.
+        """
+        async with self._lock:
+            profile = None if self._mould is None else self._mould.profile
+            for left in reversed(range(_TRIES)):
+                await self._limit(plan)
+                try:
+                    return await self._try(plan, fds)
+                except _NotStarted as error:
+                    if not left:
+                        raise SpawnError(f"no worker was started: {error}") from None
+                    await self._replace(profile)
+        raise SpawnError("unreachable")
+
+    async def close(self) -> None:
+        """Kill what runs, end the mould, wait for the proof. Idempotent."""
+        self._closed = True
+        if self._ahead is not None:
+            self._ahead.cancel()
+            with suppress(asyncio.CancelledError, SpawnError):
+                await self._ahead
+        if self._attempt is not None:
+            self._attempt.kill()
+            await asyncio.wait([self._attempt.verdict])
+        async with self._lock:
+            await self._drop()
+
+    async def _try(self, plan: Plan, fds: Sequence[int]) -> Attempt:
+        mould = self._mould
+        if mould is None or mould.spoiled or mould.profile is None:
+            raise SpawnError("no mould was prepared for this attempt")
+        if self._deadline_ns is not None and self._clock() >= self._deadline_ns:
+            raise SpawnError("the lease of this node has run out")
+        ends = _Ends.make(plan)
+        ours = (ends.out[0], ends.err[0], ends.channel[0], ends.result)
+        attempt = Attempt(plan, mould, self._group, ours, self._unproved)
+        try:
+            theirs = [ends.out[1], ends.err[1], *([] if ends.result is None else [ends.result]), *fds]
+            socket.send_fds(ends.channel[0], [frames.pack(Op.PLAN, record.dumps(plan))], theirs)
+            mould.begin(plan.attempt, ends.channel[1].fileno())
+        except (OSError, CodecError, SpawnError) as error:
+            ends.close_theirs()
+            await self._undo(attempt)
+            raise SpawnError(f"the plan can't be sent: {error}") from error
+        ends.close_theirs()
+        self._attempt = attempt
+        attempt.proved.add_done_callback(lambda _: self._free(attempt))
+        try:
+            await self._ready(attempt)
+        except BaseException:
+            await self._undo(attempt)
+            raise
+        return attempt
+
+    async def _ready(self, attempt: Attempt) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            data = await asyncio.wait_for(loop.sock_recv(attempt.channel, frames.MAX_RECORD_BYTES), SETUP_TIMEOUT_S)
+            op, body = frames.unpack(data) if data else (None, b"")
+        except TimeoutError:
+            attempt.kill()
+            raise SetupError("start", 0, f"no answer in {SETUP_TIMEOUT_S:g} s") from None
+        except (OSError, CodecError):
+            op, body = None, b""
+        if op is Op.READY:
+            return
+        if op is Op.FAILED:
+            raise _setup_error(body)
+        verdict = await attempt.verdict
+        if verdict.kind == "worker_died":
+            raise _NotStarted("the mould ended first")
+        raise SetupError("start", 0, f"the worker ended without a word ({verdict.kind} {verdict.signal})")
+
+    async def _undo(self, attempt: Attempt) -> None:
+        """Wait until a failed attempt is proved gone, and close all of it."""
+        if attempt is not self._attempt:
+            attempt.kill()
+        try:
+            await asyncio.wait_for(asyncio.shield(attempt.verdict), PROOF_TIMEOUT_S)
+        except TimeoutError:
+            attempt.kill()
+            await attempt.verdict
+        except asyncio.CancelledError:
+            attempt.kill()
+            raise
+        finally:
+            os.close(attempt.stdout)
+            os.close(attempt.stderr)
+            attempt.close()
+
+    async def _limit(self, plan: Plan) -> None:
+        if self._group is None:
+            if plan.memory_bytes is not None or plan.cpus is not None:
+                raise GroupError("no cgroup here, so a memory or cpu total can't be enforced")
+            return
+        totals = {"pids": plan.pids, "memory_bytes": plan.memory_bytes, "cpus": plan.cpus}
+        try:
+            self._group.set_limits(**totals)
+        except LimitBusy:
+            profile = self._mould.profile if self._mould is not None else None
+            await self._drop()
+            self._group.renew()
+            await self._replace(profile)
+            self._group.set_limits(**totals)
+        self._group.reset()
+
+    async def _replace(self, profile: Profile | None = None) -> None:
+        await self._drop()
+        if self._closed:
+            raise SpawnError("the slot is closed")
+        if not self.healthy:
+            raise SpawnError("the slot waits for the proof of its last kill")
+        join, job_fd = (self._group.join_paths, self._group.job_fd) if self._group is not None else ((), None)
+        self._mould = await self._zygote.mould(join, job_fd, self._deadline_ns)
+        self._mould.profile = profile
+        if self._deadline_ns is not None:
+            # It may have been renewed while the mould was made.
+            self._mould.renew(self._deadline_ns)
+
+    async def _drop(self) -> None:
+        """End the mould, if one stands, and wait for its proof."""
+        mould, self._mould = self._mould, None
+        if mould is None:
+            return
+        mould.kill()
+        if not mould.gone.done():
+            await asyncio.wait([mould.gone], timeout=PROOF_TIMEOUT_S)
+        if not mould.gone.done():
+            self._mould = mould
+            self.healthy = False
+            raise SpawnError("the slot's old mould is not proved gone")
+        self._zygote.forget(mould)
+
+    def _free(self, attempt: Attempt) -> None:
+        """The attempt is proved gone: the slot may take the next one, in a new mould if this one was spoiled."""
+        if self._attempt is attempt:
+            self._attempt = None
+        if not self.healthy:
+            self.healthy = True
+            if self.proved is not None and not self.proved.done():
+                self.proved.set_result(None)
+        if self._mould is not None and self._mould.spoiled and not self._closed and not self._lock.locked():
+            self._ahead = asyncio.get_running_loop().create_task(self._renew_ahead())
+
+    def _unproved(self) -> None:
+        self.healthy = False
+        self.proved = asyncio.get_running_loop().create_future()
+
+    async def _renew_ahead(self) -> None:
+        """Build the next mould while nobody waits for it; ``prepare`` tries again, and tells, if this fails."""
+        async with self._lock:
+            if self._mould is not None and self._mould.spoiled and self._attempt is None:
+                with suppress(SpawnError):
+                    await self._replace()
+
+
+def _fits(mould: Mould, profile: Profile) -> bool:
+    age_s = asyncio.get_running_loop().time() - mould.born_s
+    if mould.spoiled or mould.served >= MOST_ATTEMPTS or age_s >= LONGEST_LIFE_S:
+        return False
+    if mould.profile is None:
+        return True
+    return mould.profile == profile and not profile.fresh and not profile.secrets
+
+
+def _setup_error(body: bytes) -> SetupError:
+    try:
+        told = codec.load(body)
+    except CodecError:
+        told = None
+    if not isinstance(told, dict):
+        return SetupError("start", 0, "an unreadable report")
+    errno = told.get("errno")
+    return SetupError(str(told.get("step")), errno if isinstance(errno, int) else 0, str(told.get("detail")))

@@ -1,0 +1,182 @@
+"""The zygote: a small single-threaded process that every mould is forked from.
+
+Started by the agent as ``python -I -B -m node_agent.containment.zygote FD`` with an empty environment, in /, holding
+nothing but its socket. Loads the guest's code once, forks a mould on request, hands the mould's pidfd back. Never sees a
+plan, argument, environment value or secret (attacks 5, 6). Ends when its socket closes or its agent dies, and then every
+mould ends too (A: parent-death signal; B: lifeline).
+
+    agent → zygote   {"id", "op": "mould", "join": [paths]} + lifeline, control[, job group] ·
+                     {"id", "op": "userns", "owner": [uid, gid], "job": [uid, gid]}
+    zygote → agent   {"op": "up"} · {"id", "pid"} + pidfd · {"id"} + descriptor · {"id", "error", "errno"}
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, Literal, NoReturn, cast
+
+from node_agent.containment import idmap, linux, mould, seccomp
+from node_agent.containment.seccomp import Filter
+from runner.wire import codec
+from runner.wire.codec import Json
+
+__all__ = ["main"]
+
+_MAX_REQUEST_BYTES: Final = 16 * 1024
+_MAX_FDS: Final = 4
+_PID_BYTES: Final = 16
+_MIDDLE_NAMESPACES: Final = (
+    linux.NEWUSER | linux.NEWPID | linux.NEWNS | linux.NEWNET | linux.NEWIPC | linux.NEWUTS
+)
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Serve the agent at the other end of descriptor ``argv[1]``; ``argv[2]`` is the level."""
+    level: Literal["A", "B"] = "A" if argv[2] == "A" else "B"
+    agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(argv[1]))
+    os.set_inheritable(agent.fileno(), False)
+    linux.set_parent_death_signal(signal.SIGKILL)
+    linux.set_dumpable(False)
+    if level == "B":
+        linux.set_subreaper()
+    sys.argv = ["job"]
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 2)  # until here errors of the start reached the agent through it
+    os.close(null)
+    zygote = _Zygote(agent, level)
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    agent.send(codec.dump({"op": "up"}))
+    zygote.serve()
+
+
+class _Zygote:
+    def __init__(self, agent: socket.socket, level: Literal["A", "B"]) -> None:
+        self._agent = agent
+        self._level = level
+        self._filters: dict[bool, Filter] = {allow: seccomp.build(allow_unix=allow) for allow in (True, False)}
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        self._signals = linux.signal_descriptor(signal.SIGCHLD)
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+
+    def serve(self) -> NoReturn:
+        poll = select.poll()
+        poll.register(self._agent, select.POLLIN)
+        poll.register(self._signals, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._agent.fileno() in ready:
+                self._answer()
+            # After the answer: a mould's pidfd is opened before it can be reaped.
+            if self._signals in ready:
+                self._reap()
+
+    def _answer(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self._agent, _MAX_REQUEST_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            os._exit(0)
+        request = cast("dict[str, Json]", codec.load(data))
+        reply: dict[str, Json] = {"id": request["id"]}
+        out = -1
+        try:
+            if request["op"] == "mould":
+                pid = self._mould(cast("list[str]", request["join"]), fds)
+                reply["pid"] = pid
+                out = os.pidfd_open(pid)
+            elif request["op"] == "userns":
+                owner, job = cast("list[int]", request["owner"]), cast("list[int]", request["job"])
+                out = idmap.make_userns(os.fork, (owner[0], owner[1], job[0], job[1]))
+            else:
+                os._exit(1)
+        except OSError as error:
+            reply |= {"error": str(error)[:300], "errno": error.errno or 0}
+        for fd in fds:
+            os.close(fd)
+        self._send(reply, out)
+
+    def _send(self, reply: dict[str, Json], fd: int) -> None:
+        if fd < 0:
+            self._agent.send(codec.dump(reply))
+            return
+        socket.send_fds(self._agent, [codec.dump(reply)], [fd])
+        os.close(fd)
+
+    def _mould(self, join: list[str], fds: list[int]) -> int:
+        seat = mould.Seat(
+            level=self._level,
+            join_paths=tuple(join),
+            lifeline_fd=fds[0],
+            control_fd=fds[1],
+            job_fd=fds[2] if len(fds) > 2 else None,
+            filters=self._filters,
+        )
+        return self._spawn_in_pid_namespace(seat) if self._level == "A" else self._spawn_through_middle(seat)
+
+    def _spawn_in_pid_namespace(self, seat: mould.Seat) -> int:
+        linux.unshare(linux.NEWPID)
+        pid = os.fork()
+        if pid == 0:
+            mould.run(seat)
+        linux.setns(self._own_pids, linux.NEWPID)
+        return pid
+
+    def _spawn_through_middle(self, seat: mould.Seat) -> int:
+        """Fork a mould in namespaces that an ordinary user may make.
+
+        The middle process makes them and ends; this process, a subreaper, adopts the mould. Nothing is reaped between
+        the mould's birth and the pidfd, so its pid is its own.
+        """
+        read, write = os.pipe2(os.O_CLOEXEC)
+        middle = os.fork()
+        if middle == 0:
+            _middle(seat, write)
+        os.close(write)
+        told = os.read(read, _PID_BYTES)
+        os.close(read)
+        os.waitpid(middle, 0)
+        pid = int(told or 0)
+        if pid <= 0:
+            raise OSError(-pid, f"user namespace: {os.strerror(-pid)}")
+        return pid
+
+    def _reap(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._signals, 128)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _middle(seat: mould.Seat, write: int) -> NoReturn:
+    uid, gid = os.getuid(), os.getgid()
+    try:
+        # /proc/self belongs to root while non-dumpable; no job shares this process's pid namespace.
+        linux.set_dumpable(True)
+        linux.unshare(_MIDDLE_NAMESPACES)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+        pid = os.fork()
+    except OSError as error:
+        pid = -(error.errno or 1)
+    if pid == 0:
+        mould.run(seat)
+    os.write(write, str(pid).encode())
+    os._exit(0)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,225 @@
+"""Port: redis. Commands from the store: read durably, checked, carried out, answered, acknowledged.
+
+Called by the agent, one loop per boot on its own connection, so that nothing else can delay a kill. Must never act on a
+command whose signature, audience or expiry fails, and never acknowledge one before its answers are sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from node_agent.admission import Rules
+from node_agent.errors import StoreAwayError
+from node_agent.mail import Mail
+from node_agent.records import Notary
+from node_agent.rq_store import Store
+from node_agent.run import KillOrder, Run, now_ms
+from node_agent.supervisor import Supervisor
+from runner import signing
+from runner.wire import ids, record
+from runner.wire.card import TrustedKey
+from runner.wire.command import MAX_COMMAND_BYTES, Command
+from runner.wire.envelope import Domain
+from runner.wire.errors import WireError
+from runner.wire.keys import Keys
+from runner.wire.states import END_STATES
+
+__all__ = ["Control", "judge"]
+
+log = logging.getLogger(__name__)
+
+_BLOCK_MS: Final = 1000
+_COUNT: Final = 32
+BACKOFF_S: Final = (0.05, 2.0)
+#: How long a command waits for a claim that the store shows but the turn's answer has not brought yet, in seconds.
+_CLAIM_WAIT_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    stream: str
+    id: str
+    fields: dict[bytes, bytes]
+
+
+class Control:
+    """The control loop of one boot."""
+
+    def __init__(
+        self, client: Redis, keys: Keys, store: Store, supervisor: Supervisor, mail: Mail, notary: Notary, rules: Rules
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._store = store
+        self._supervisor = supervisor
+        self._mail = mail
+        self._notary = notary
+        self._rules = rules
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until cancelled: what an earlier boot left unacknowledged first, then what comes."""
+        wait_s = BACKOFF_S[0]
+        start = "0"
+        while True:
+            try:
+                if start == "0":
+                    await self._join()
+                entries = await self._read(start)
+                wait_s = BACKOFF_S[0]
+            except RedisError as error:
+                log.warning("control waits, the store is away", extra={"error": str(error)})
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, BACKOFF_S[1])
+                start = "0"
+                continue
+            if start == "0" and not entries:
+                start = ">"
+            for entry in entries:
+                self._serve(entry)
+            if start == "0" and entries:
+                await asyncio.wait(set(self._tasks))
+
+    async def _join(self) -> None:
+        for stream in self._streams():
+            try:
+                await self._client.xgroup_create(stream, self._notary.node, id="0", mkstream=True)
+            except ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+
+    def _streams(self) -> tuple[str, str]:
+        return self._keys.control(self._notary.node), self._keys.control()
+
+    async def _read(self, start: str) -> list[_Entry]:
+        node = self._notary.node
+        found = await self._client.xreadgroup(
+            node, node, dict.fromkeys(self._streams(), start), count=_COUNT, block=_BLOCK_MS
+        )
+        # redis-py's types name every protocol's form; with the default one it is a list of (stream, entries).
+        rows = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes] | None]]]]", found or [])
+        return [
+            _Entry(stream.decode(), entry_id.decode(), fields or {})
+            for stream, items in rows
+            for entry_id, fields in items
+        ]
+
+    def _serve(self, entry: _Entry) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry_out(self, entry: _Entry) -> None:
+        try:
+            if entry.fields:
+                await self._obey(entry.fields)
+            await self._client.xack(entry.stream, self._notary.node, entry.id)
+        except (RedisError, StoreAwayError) as error:
+            log.warning("command not acknowledged, it comes again", extra={"entry": entry.id, "error": str(error)})
+
+    async def _obey(self, fields: dict[bytes, bytes]) -> None:
+        payload, signature = fields.get(b"command", b""), fields.get(b"sig", b"").decode("ascii", "replace")
+        job = fields.get(b"job", b"").decode("ascii", "replace")
+        named = fields.get(b"why") != b"cutoff"
+        try:
+            command = record.loads(Command, payload, limit_bytes=MAX_COMMAND_BYTES)
+        except WireError as error:
+            log.warning("unreadable command", extra={"error": str(error)})
+            return
+        key = judge(command, payload, signature, self._rules, now_ms(), expires=not named)
+        if key is None:
+            log.warning("command refused", extra={"command": command.id, "job": job})
+            return
+        if not named:
+            await self._cut(command, key)
+        elif command.selector.kind == "job" and command.selector.value == job and _covers(key, ids.tenant_of(job)):
+            await self._kill(command, job, removed=fields.get(b"why") == b"removed")
+
+    async def _kill(self, command: Command, job: str, *, removed: bool) -> None:
+        order = _order(command)
+        if removed:
+            for dead in await self._store.sweep(jobs=[job]):
+                self._supervisor.bury(dead)
+            return
+        run = self._supervisor.find(job) or await self._arriving(job)
+        if run is None:
+            state, attempt = await self._store.state_of(job)
+            outcome = "already_ended" if state in END_STATES else "unknown"
+            self._mail.receipt(self._notary.answer(job, order, outcome, state or "", attempt))
+            return
+        await self._end((run,), order)
+
+    async def _cut(self, command: Command, key: TrustedKey) -> None:
+        """Kill what runs here and is hit by the cutoff; take what waits and is hit; answer with the count."""
+        await self._store.read_cutoffs({run.spec.tenant for run in self._supervisor.runs() if run.spec is not None})
+        hit = [run for run in self._supervisor.runs() if self._hits(run, command, key)]
+        ending = asyncio.gather(self._end(hit, _order(command)))
+        count = len(hit)
+        while True:
+            buried = await self._store.sweep(lanes=await self._store.lanes())
+            for dead in buried:
+                self._supervisor.bury(dead)
+            count += len(buried)
+            if not buried and self._store.swept:
+                break
+        await ending
+        self._mail.done(command.id, count)
+
+    def _hits(self, run: Run, command: Command, key: TrustedKey) -> bool:
+        if run.spec is None or command.selector.field not in run.selectors or not _covers(key, run.spec.tenant):
+            return False
+        if command.tenants is not None and run.spec.tenant not in command.tenants:
+            return False
+        return self._store.cutoff_for(run.job_id, run.seq, (command.selector.field,)) is not None
+
+    async def _end(self, runs: Iterable[Run], order: KillOrder) -> None:
+        """Kill and answer each; returns when every answer is on its way."""
+        chosen = list(runs)
+        for run in chosen:
+            run.kill(order)
+        for run in chosen:
+            proof = await run.proved
+            if proof.verdict is None or proof.verdict.proved:
+                await run.acknowledged
+            self._mail.receipt(self._notary.receipt(run, order, proof))
+
+    async def _arriving(self, job: str) -> Run | None:
+        """A claim that the store shows for this boot may still be in a turn's answer."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _CLAIM_WAIT_S
+        while loop.time() < deadline and await self._store.holds(job):
+            await asyncio.sleep(0.005)
+            run = self._supervisor.find(job)
+            if run is not None:
+                return run
+        return None
+
+
+def judge(
+    command: Command, payload: bytes, signature: str, rules: Rules, at_ms: int, *, expires: bool
+) -> TrustedKey | None:
+    """Return the trusted key if the command may be carried out here, else None.
+
+    A kill that names one job is carried out even if expired (``expires`` False): killing is the safe side.
+    """
+    key = rules.trust.get(signing.signer_of(signature))
+    if key is None or key.revoked or "kill" not in key.may:
+        return None
+    if command.audience not in {"*", rules.node} or (expires and at_ms > command.expires_at_ms):
+        return None
+    return key if signing.verify(key.public, Domain.COMMAND, payload, signature) else None
+
+
+def _covers(key: TrustedKey, tenant: str) -> bool:
+    return "*" in key.tenants or tenant in key.tenants
+
+
+def _order(command: Command) -> KillOrder:
+    return KillOrder(command.id, command.issued_at_ms, command.grace_s, command.force, command.reason, command.by)

@@ -1,0 +1,213 @@
+"""The turn loop: one script call per pass that finishes what is done, marks what started and claims for free slots.
+
+Called by the agent (one Dispatcher per boot) and the supervisor (hands in finishes and starts). Must never hold a job's
+claim without either carrying it out or giving it back, and never send two turns at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from node_agent.errors import LeaseLostError, StoreAwayError
+from node_agent.turns import Claim, Dead, Finish, FinishReply, Start, StartReply, Turn, TurnReply
+
+__all__ = ["Crew", "Dispatcher", "TurnStore", "wake_loop"]
+
+log = logging.getLogger(__name__)
+
+#: First and longest wait after the store did not answer, in seconds.
+BACKOFF_S: Final = (0.05, 2.0)
+
+
+class TurnStore(Protocol):
+    """What the loop needs of the store."""
+
+    async def turn(self, turn: Turn) -> TurnReply:
+        """Run one turn. Raises StoreAwayError."""
+
+    async def held(self) -> tuple[Claim, ...]:
+        """Return every claim that the store keeps for this boot. Raises StoreAwayError."""
+
+
+class Crew(Protocol):
+    """Who carries claims out: the supervisor."""
+
+    def take(self, claim: Claim) -> None:
+        """Carry out a claim that has a slot; ends in ``Dispatcher.finish``."""
+
+    def bury(self, dead: Dead) -> None:
+        """End a claim that a kill hit before the start."""
+
+    def lapse(self, claim: Claim) -> None:
+        """End a claim whose time passed in the lane."""
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether this boot knows the claim."""
+
+    def finished(self, finish: Finish, reply: FinishReply) -> None:
+        """The store's answer to a finish."""
+
+    def marked(self, reply: StartReply) -> None:
+        """The store's answer to a start mark."""
+
+
+class Dispatcher:
+    """Slots, pending finishes and starts of one boot. ``lanes`` returns the lanes to claim from, best first."""
+
+    def __init__(
+        self, store: TurnStore, slots: int, lanes: Callable[[], tuple[str, ...]], lost: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._free = set(range(slots))
+        self._slots = slots
+        self._lanes = lanes
+        self._lost = lost
+        self._finishes: list[Finish] = []
+        self._starts: list[Start] = []
+        self._stirred = asyncio.Event()
+        self._work = True
+        self._claiming = True
+        self._crew: Crew | None = None
+        self._uncertain = False
+
+    @property
+    def busy(self) -> int:
+        """Slots that hold a claim."""
+        return self._slots - len(self._free)
+
+    def serve(self, crew: Crew) -> None:
+        """Name the crew; once, before ``run``."""
+        self._crew = crew
+
+    def wake(self) -> None:
+        """There may be work in a lane."""
+        self._work = True
+        self._stirred.set()
+
+    def stop_claiming(self) -> None:
+        """Take no more work; finishes still go out."""
+        self._claiming = False
+
+    def finish(self, finish: Finish, *, free_slot: bool = True) -> None:
+        """Hand in an end, a retry or a release; its slot is free for the same turn's claims."""
+        self._finishes.append(finish)
+        if free_slot and finish.claim.slot is not None:
+            self._free.add(finish.claim.slot)
+        self._stirred.set()
+
+    def keep_slot(self, slot: int) -> None:
+        """Take a slot out of service until ``return_slot``: its last job is not proved gone."""
+        self._free.discard(slot)
+
+    def return_slot(self, slot: int) -> None:
+        """Put a slot back into service."""
+        self._free.add(slot)
+        self._stirred.set()
+
+    def mark(self, start: Start) -> None:
+        """Hand in a start mark."""
+        self._starts.append(start)
+        self._stirred.set()
+
+    async def run(self) -> None:
+        """Turn until cancelled. Raises LeaseLostError when this boot has no lease any more."""
+        wait_s = BACKOFF_S[0]
+        while True:
+            await self._stirred.wait()
+            self._stirred.clear()
+            turn = self._next()
+            if turn is None:
+                continue
+            try:
+                if self._uncertain:
+                    await self._reconcile()
+                reply = await self._store.turn(turn)
+            except StoreAwayError as error:
+                log.warning("turn failed, the store is away", extra={"error": str(error), "wait_s": wait_s})
+                self._put_back(turn)
+                self._uncertain = True
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, BACKOFF_S[1])
+                self._stirred.set()
+                continue
+            wait_s = BACKOFF_S[0]
+            self._apply(turn, reply)
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until every finish was sent, at most ``timeout_s``; return whether that is so."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._finishes:
+                    self._stirred.set()
+                    await asyncio.sleep(0.01)
+        return not self._finishes
+
+    def _next(self) -> Turn | None:
+        finishes, self._finishes = self._finishes, []
+        ended = {(finish.claim.job, finish.claim.attempt) for finish in finishes}
+        starts = [start for start in self._starts if (start.claim.job, start.claim.attempt) not in ended]
+        self._starts = []
+        free: tuple[int, ...] = ()
+        if self._claiming and (self._work or finishes) and self._free:
+            free = tuple(sorted(self._free))
+        if not (finishes or starts or free):
+            return None
+        return Turn(tuple(finishes), tuple(starts), free, self._lanes() if free else ())
+
+    def _put_back(self, turn: Turn) -> None:
+        self._finishes[:0] = turn.finishes
+        self._starts[:0] = turn.starts
+
+    def _apply(self, turn: Turn, reply: TurnReply) -> None:
+        crew = self._need_crew()
+        if turn.free:
+            self._work = reply.more
+        self._free -= {claim.slot for claim in reply.claims}
+        for finish, answer in zip(turn.finishes, reply.finishes, strict=True):
+            crew.finished(finish, answer)
+        for mark in reply.starts:
+            crew.marked(mark)
+        for claim in reply.claims:
+            crew.take(claim)
+        for dead in reply.dead:
+            crew.bury(dead)
+        for claim in reply.expired:
+            crew.lapse(claim)
+        if reply.lost:
+            self._lost()
+            raise LeaseLostError("the store knows no lease of this agent start")
+        if self._work and self._free:
+            self._stirred.set()
+
+    async def _reconcile(self) -> None:
+        """A turn whose answer was lost may have claimed: what nobody here knows goes back, uncounted."""
+        crew = self._need_crew()
+        sent = {(finish.claim.job, finish.claim.attempt) for finish in self._finishes}
+        for claim in await self._store.held():
+            if not crew.holds(claim) and (claim.job, claim.attempt) not in sent:
+                self._finishes.append(Finish(claim, kind="release"))
+                self._stirred.set()
+        self._uncertain = False
+
+    def _need_crew(self) -> Crew:
+        if self._crew is None:
+            raise LeaseLostError("no crew serves this dispatcher")
+        return self._crew
+
+
+async def wake_loop(wait: Callable[[], Awaitable[bool]], dispatcher: Dispatcher) -> None:
+    """Wake the dispatcher whenever ``wait`` says that a lane got work, and about once a second in any case."""
+    delay_s = BACKOFF_S[0]
+    while True:
+        try:
+            await wait()
+        except StoreAwayError:
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, BACKOFF_S[1])
+            continue
+        delay_s = BACKOFF_S[0]
+        dispatcher.wake()

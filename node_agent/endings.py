@@ -1,0 +1,163 @@
+"""From an ending to the Finish that the turn writes: outcome, event, result and RQ's failure text, signed.
+
+Called by the supervisor. Pure but for the signatures' key. Must never store a result that was not parsed within its
+limit, and never put a job's output into an event.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+from node_agent.admission import Denial
+from node_agent.containment.plan import Usage, Verdict
+from node_agent.lifecycle import Ending, may_retry
+from node_agent.records import Notary
+from node_agent.run import Run, now_ms
+from node_agent.turns import Claim, Finish
+from runner.wire import codec
+from runner.wire.errors import WireError
+from runner.wire.event import EventType
+from runner.wire.receipt import Outcome
+from runner.wire.states import FailReason, State
+
+__all__ = ["Result", "command_result", "denied", "exception_ending", "finish_of", "read_result"]
+
+_TEXT_LIMIT: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came back on the result descriptor: ``value`` as canonical JSON, or an ``error``, or a ``problem``."""
+
+    value: bytes | None = None
+    error: dict[str, str] | None = None
+    problem: str | None = None
+
+
+def denied(denial: Denial) -> Ending:
+    """Return the end of a job that was never let in."""
+    return Ending(State.REFUSED, denial.reason, 125, detail=denial.message)
+
+
+def command_result(ending: Ending) -> Result:
+    """Return what a command's result is: nothing; its exit code is part of the outcome."""
+    return Result(value=b"null" if ending.state == State.FINISHED else None)
+
+
+def read_result(raw: bytes | None, limit_bytes: int) -> Result:
+    """Return what a task wrote. The bytes are the job's own and may be anything."""
+    if raw is None:
+        return Result(problem="the task ended without a result")
+    try:
+        record = codec.load(raw, limit_bytes=limit_bytes + _TEXT_LIMIT)
+    except WireError as error:
+        return Result(problem=f"the result is not readable: {error}")
+    if isinstance(record, dict) and set(record) == {"ok"}:
+        return Result(value=codec.dump(record["ok"]))
+    if isinstance(record, dict) and set(record) == {"error"} and isinstance(record["error"], dict):
+        told = {key: str(value)[:_TEXT_LIMIT] for key, value in record["error"].items()}
+        return Result(error={key: told.get(key, "") for key in ("type", "message", "traceback")})
+    return Result(problem="the result has an unknown form")
+
+
+def finish_of(
+    claim: Claim,
+    run: Run,
+    ending: Ending,
+    notary: Notary,
+    *,
+    verdict: Verdict | None = None,
+    result: Result | None = None,
+    tail: str = "",
+    output_bytes: int = 0,
+) -> Finish:
+    """Return the Finish of one attempt: the next attempt if its end allows one, else the job's one end."""
+    started = run.started_at_ms is not None
+    if run.cause in {"shutdown", "lease"} and not started:
+        return Finish(claim, "release")
+    if run.spec is not None and not run.orders and may_retry(ending, run.spec, claim.attempt):
+        detail: dict[str, str | int | float | bool] = {"state": ending.state, "reason": ending.reason or ""}
+        event = notary.event(EventType.JOB_RETRIED, job=claim.job, attempt=claim.attempt, detail=detail)
+        text = _failure(ending, result, tail)
+        return Finish(
+            claim, "retry", ending.state, ending.reason, started, b"", "", event.payload, event.signature, None, text
+        )
+    value = result.value if result is not None and ending.state == State.FINISHED else None
+    usage = verdict.usage if verdict is not None else Usage()
+    outcome = notary.outcome(
+        Outcome(
+            job=claim.job,
+            attempt=claim.attempt,
+            state=ending.state,
+            node=notary.node,
+            boot=notary.boot,
+            ended_at_ms=now_ms(),
+            started_at_ms=run.started_at_ms,
+            reason=ending.reason,
+            detail=ending.detail,
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            step=verdict.step or None if verdict is not None else None,
+            result_sha256=hashlib.sha256(value).hexdigest() if value is not None else None,
+            level=notary.level,
+            wall_s=usage.wall_s,
+            cpu_s=usage.cpu_s,
+            max_rss_bytes=usage.max_rss_bytes,
+            processes=usage.processes,
+            output_bytes=output_bytes,
+            tail="" if ending.state == State.FINISHED else tail,
+            error=result.error if result is not None else None,
+        )
+    )
+    event = notary.event(
+        EventType.JOB_ENDED, job=claim.job, attempt=claim.attempt, detail=_detail(run, ending, verdict)
+    )
+    return Finish(
+        claim=claim,
+        kind="end",
+        state=ending.state,
+        reason=ending.reason,
+        started=started,
+        outcome=outcome.payload,
+        outcome_signature=outcome.signature,
+        event=event.payload,
+        event_signature=event.signature,
+        return_value=value,
+        failure="" if ending.state == State.FINISHED else _failure(ending, result, tail),
+        wall_s=usage.wall_s,
+    )
+
+
+def exception_ending(error: dict[str, str]) -> Ending:
+    """Return the end of a task that raised."""
+    if error["type"] == "ResultTooLarge":
+        return Ending(State.FAILED, FailReason.RESULT_NOT_STORABLE, 1, detail=error["message"])
+    first = error["message"].splitlines()[0][:500] if error["message"] else ""
+    return Ending(State.FAILED, FailReason.EXCEPTION, 1, detail=f"{error['type']}: {first}" if first else error["type"])
+
+
+def _detail(run: Run, ending: Ending, verdict: Verdict | None) -> dict[str, str | int | float | bool]:
+    detail: dict[str, str | int | float | bool] = {"state": ending.state}
+    for key, value in (("reason", ending.reason), ("exit_code", ending.exit_code), ("signal", ending.signal)):
+        if value is not None:
+            detail[key] = value
+    if run.orders:
+        order = run.orders[0]
+        detail |= {"command": order.command, "by": order.by, "kill_reason": order.reason, "forced": run.forced}
+    if verdict is not None and verdict.kill_ms:
+        detail |= {"processes": verdict.usage.processes, "method": verdict.method, "kill_ms": round(verdict.kill_ms, 3)}
+    return detail
+
+
+def _failure(ending: Ending, result: Result | None, tail: str) -> str:
+    """RQ's readers show one text per failure: the reason first, then the evidence."""
+    lines = [f"{ending.state}({ending.reason})" if ending.reason else str(ending.state)]
+    if ending.detail:
+        lines.append(ending.detail)
+    if result is not None and result.error is not None:
+        lines.append(result.error["traceback"])
+    elif tail:
+        lines.append(f"last output:\n{tail}")
+    return "\n".join(lines)[:_TEXT_LIMIT]

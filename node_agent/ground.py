@@ -1,0 +1,178 @@
+"""What one agent needs of its host, for as long as its process lives: home, name, keys, groups, probe.
+
+Called by the agent's start. Must never let two agents share a name in one home, and never start on a home that another
+user could change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import runner
+from node_agent import policy
+from node_agent.admission import Enforcement, Rules
+from node_agent.containment.cgroup import NodeGroups
+from node_agent.containment.errors import GroupBusy
+from node_agent.containment.host import HostReport
+from node_agent.containment.paths import Protected
+from node_agent.containment.sweep import Journal, sweep_folders
+from node_agent.errors import NameTakenError, PolicyError
+from node_agent.sandbox import Defaults
+from node_agent.settings import AgentSettings
+from runner import keyring, trust
+from runner.home import Home, check_safe
+from runner.signing import Signer
+
+__all__ = ["Ground", "prepare"]
+
+#: Memory of one job without an asked total: at most this, and at most its slot's share of the host.
+MEMORY_BYTES = 2 << 30
+_NODE_FOLDERS = ("moulds", "work")
+
+
+@dataclass(slots=True)
+class Ground:
+    """Opened once per agent process; ``close`` gives the name back."""
+
+    settings: AgentSettings
+    home: Home
+    signer: Signer
+    card: bytes
+    policy: policy.Policy
+    trust: trust.Trust
+    groups: NodeGroups | None
+    journal: Journal
+    protected: Protected
+    swept: tuple[str, ...]
+    _lock: int
+    report: HostReport | None = None
+
+    def close(self) -> None:
+        """Remove own groups and release the name. Idempotent."""
+        if self.groups is not None:
+            self.groups.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def rules(self, report: HostReport) -> Rules:
+        """Return what admission judges by."""
+        return Rules(
+            node=self.settings.name,
+            trust=self.trust.by_id(),
+            policy=self.policy,
+            enforcement=Enforcement(report.level, self._totals(report), report.why, report.fix),
+            tasks=self.settings.tasks,
+            labels=self.settings.labels,
+        )
+
+    def defaults(self, report: HostReport) -> Defaults:
+        """Return the limits of jobs that ask for none. Without a group tmpfs is charged to nobody (attack 33)."""
+        ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        share = ram // self.settings.slots
+        bounded = self.groups is not None and "memory" in self.groups.enforces
+        room = min(1 << 30, share // 4) if not bounded else 1 << 30
+        return Defaults(
+            level=report.level,
+            python_paths=python_paths(),
+            task_paths=self.settings.task_path,
+            memory_bytes=min(MEMORY_BYTES, share) if bounded else None,
+            files=1024 if report.level == "A" else min(1024, _hard_files() // 4),
+            disk_bytes=room,
+            tmp_bytes=min(256 << 20, room // 4),
+            shm_bytes=min(64 << 20, room // 8),
+        )
+
+    def _totals(self, report: HostReport) -> frozenset[str]:
+        found = self.groups.enforces & {"memory", "cpu", "pids"} if self.groups is not None else frozenset[str]()
+        # A fresh user namespace counts its own processes only, so RLIMIT_NPROC is a total at level B.
+        return found | {"pids"} if report.level == "B" else found
+
+
+def prepare(settings: AgentSettings) -> Ground:
+    """Take the name, load keys, trust and policy, and end what an earlier agent of this name left.
+
+    Raises:
+        NameTakenError: an agent of this name runs in this home. PolicyError, ConfigError: a file does not load.
+    """
+    home = Home(settings.home)
+    check_safe(home)
+    folder = settings.node_home
+    for part in (folder, *(folder / name for name in _NODE_FOLDERS)):
+        part.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = _take_name(folder, settings.name)
+    try:
+        groups = _open_groups(settings)
+        swept = [*(groups.sweep() if groups is not None else [])]
+        journal = Journal(folder / "moulds")
+        swept += journal.wait_gone()
+        swept += sweep_folders(folder)
+        private = [home.keys, home.trust, home.client, settings.home, settings.policy or home.path / "policy.toml"]
+        return Ground(
+            settings=settings,
+            home=home,
+            signer=keyring.node_key(home, settings.name),
+            card=keyring.load_card(home, settings.name),
+            policy=_load_policy(settings, home),
+            trust=trust.load(home.trust),
+            groups=groups,
+            journal=journal,
+            protected=Protected.collect(private=private, extra=settings.task_path),
+            swept=tuple(swept),
+            _lock=lock,
+        )
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def python_paths() -> tuple[str, ...]:
+    """Return the folders that hold this interpreter and these packages: what a task's own imports need, read-only."""
+    own = Path(runner.__file__ or "").resolve().parent
+    roots = [Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()]
+    if not any(own.is_relative_to(root) for root in roots):
+        roots.append(own)
+    # /usr is part of every view.
+    return tuple(dict.fromkeys(str(root) for root in roots if not root.is_relative_to("/usr")))
+
+
+def _load_policy(settings: AgentSettings, home: Home) -> policy.Policy:
+    path = settings.policy or home.path / "policy.toml"
+    try:
+        return policy.parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise PolicyError(
+            f"no policy at {path}: write one (docs/operations.md shows it) or name one with --policy"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"the policy {path} can't be read: {error}") from None
+
+
+def _take_name(folder: Path, name: str) -> int:
+    """Lock the name; an agent that was killed a moment ago may hold it until the kernel has cleared it away."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    for _ in range(50):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        time.sleep(0.02)
+    os.close(fd)
+    raise NameTakenError(f"an agent named {name} runs in this home already: stop it, or choose another --name")
+
+
+def _open_groups(settings: AgentSettings) -> NodeGroups | None:
+    try:
+        return NodeGroups.open(settings.name, home=settings.home)
+    except GroupBusy as error:
+        raise NameTakenError(str(error)) from None
+
+
+def _hard_files() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -1,0 +1,51 @@
+"""How long this boot may run jobs, by the host's own clock that also counts suspension.
+
+Called by the heartbeat (extends), the supervisor (asks before a release) and the slots (told of each deadline). Must
+never be extended from anything but a renewal that the store confirmed, and never past what others wait for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+__all__ = ["Lease", "boottime_ns"]
+
+
+class Holder(Protocol):
+    """A slot's lifeline."""
+
+    def renew(self, deadline_ns: int) -> None:
+        """Take the newest deadline (CLOCK_BOOTTIME)."""
+
+
+def boottime_ns() -> int:
+    """Return CLOCK_BOOTTIME in nanoseconds."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """The deadline that every lifeline carries: lease minus margin after the last confirmed renewal was *sent*."""
+
+    def __init__(
+        self, holders: Iterable[Holder], lease_s: float, margin_s: float, clock: Callable[[], int] = boottime_ns
+    ) -> None:
+        self._holders = tuple(holders)
+        self._span_ns = int((lease_s - margin_s) * 1e9)
+        self._clock = clock
+        self._deadline_ns = 0
+
+    def now(self) -> int:
+        """Read the clock; take it before a renewal is sent."""
+        return self._clock()
+
+    def extend(self, sent_ns: int) -> None:
+        """The store confirmed the renewal that was sent at ``sent_ns``."""
+        self._deadline_ns = max(self._deadline_ns, sent_ns + self._span_ns)
+        for holder in self._holders:
+            holder.renew(self._deadline_ns)
+
+    def lapsed(self) -> bool:
+        """Whether jobs must be gone by now."""
+        return self._clock() >= self._deadline_ns

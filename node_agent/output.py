@@ -1,0 +1,143 @@
+"""A job's output: read live from its pipes, kept bounded, handed on in order.
+
+Called by the supervisor, one Capture per attempt. Must never block the loop, never grow beyond its bounds whatever the
+job writes or the store does, and never wait for a pipe that a leftover process holds: after the proof of death the
+pipes are drained and closed.
+
+Kept per job: the first HEAD_BYTES and the last TAIL_BYTES; the cut is marked with its size (DESIGN §4, "Streams").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Capture", "Chunk"]
+
+HEAD_BYTES: Final = 4 * 1024 * 1024
+TAIL_BYTES: Final = 256 * 1024
+#: Most bytes taken from one pipe per wake-up, so that one flooding job can't hold the loop (attack 41).
+READ_BYTES: Final = 64 * 1024
+#: Wait before a flush so that small writes travel together, in seconds.
+FLUSH_S: Final = 0.01
+#: Last output lines kept for the evidence of a failure.
+EVIDENCE_BYTES: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Output of descriptor ``fd`` (1 or 2) at ``offset`` of the job's whole output; fd 0 marks a cut of ``skipped``."""
+
+    fd: int
+    offset: int
+    data: bytes
+    skipped: int = 0
+
+
+class Capture:
+    """Reads both pipes until they end. ``sink`` stores chunks in order; ``on_limit`` is called once over the limit."""
+
+    def __init__(
+        self,
+        pipes: tuple[int, int],
+        sink: Callable[[list[Chunk]], Awaitable[None]],
+        *,
+        limit_bytes: int,
+        on_limit: Callable[[], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._open = {fd: number for number, fd in enumerate(pipes, 1)}
+        self._sink = sink
+        self._limit_bytes = limit_bytes
+        self._on_limit = on_limit
+        self._pending: list[Chunk] = []
+        self._tail: deque[Chunk] = deque()
+        self._tail_bytes = 0
+        self._skipped = 0
+        self._flush: asyncio.Task[None] | None = None
+        self._evidence = b""
+        self.total_bytes = 0
+        for fd in pipes:
+            self._loop.add_reader(fd, self._read, fd)
+
+    @property
+    def evidence(self) -> str:
+        """The last output, at most EVIDENCE_BYTES, undecodable bytes replaced."""
+        return self._evidence.decode("utf-8", "replace")
+
+    async def finish(self) -> None:
+        """Take what the dead job left in its pipes, close them, store everything; call only after the proof."""
+        for fd in list(self._open):
+            while fd in self._open and self._read(fd):
+                pass
+        self.close()
+        if self._flush is not None:
+            await self._flush
+        if self._skipped:
+            self._pending.append(Chunk(0, HEAD_BYTES, b"", self._skipped))
+        self._pending += self._tail
+        if self._pending:
+            await self._store()
+
+    def close(self) -> None:
+        """Stop reading and close the pipes; idempotent."""
+        for fd in list(self._open):
+            self._end(fd)
+
+    def _read(self, fd: int) -> bool:
+        """Take one bounded read; return whether there may be more."""
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._end(fd)
+            return False
+        self._keep(self._open[fd], data)
+        return True
+
+    def _end(self, fd: int) -> None:
+        if self._open.pop(fd, None) is not None:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+
+    def _keep(self, number: int, data: bytes) -> None:
+        start = self.total_bytes
+        self.total_bytes += len(data)
+        self._evidence = (self._evidence + data)[-EVIDENCE_BYTES:]
+        head = data[: max(0, HEAD_BYTES - start)]
+        if head:
+            self._pending.append(Chunk(number, start, head))
+            self._schedule()
+        rest = data[len(head) :]
+        if rest:
+            self._keep_tail(Chunk(number, start + len(head), rest))
+        if start <= self._limit_bytes < self.total_bytes:
+            self._on_limit()
+
+    def _keep_tail(self, chunk: Chunk) -> None:
+        self._tail.append(chunk)
+        self._tail_bytes += len(chunk.data)
+        while self._tail_bytes - len(self._tail[0].data) >= TAIL_BYTES:
+            dropped = self._tail.popleft()
+            self._tail_bytes -= len(dropped.data)
+            self._skipped += len(dropped.data)
+
+    def _schedule(self) -> None:
+        if self._flush is None or self._flush.done():
+            self._flush = self._loop.create_task(self._flush_soon())
+
+    async def _flush_soon(self) -> None:
+        await asyncio.sleep(FLUSH_S)
+        while self._pending:
+            await self._store()
+
+    async def _store(self) -> None:
+        chunks, self._pending = self._pending, []
+        await self._sink(chunks)

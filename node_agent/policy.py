@@ -1,0 +1,228 @@
+"""The node's ceiling: which jobs this node may run at all. Default deny, deny beats allow.
+
+Called by admission with a verified spec; the file is read by the agent's start. Pure: takes text and values, returns
+values. Must never widen by combination: ONE allow rule has to cover the whole job, so that a path granted to one task
+never reaches another. Unknown keys refuse to load.
+
+    version = 1
+    [[allow]]                       # or [[deny]]; every key is optional
+    tenants = ["main"]              # who: default every tenant, queue and signing key
+    queues = ["*"]
+    keys = ["*"]
+    commands = ["*"]                # what: argv[0]; default none. fnmatch patterns
+    tasks = ["app.jobs:*"]          # default none
+    read = ["/srv/data"]            # path trees; default none
+    write = ["/srv/work"]
+    net = ["api.example.com:443"]   # default none
+    secrets = ["EXAMPLE_*"]         # default none
+    tools = []
+    trusted = false                 # may run below level B
+    max_memory = "4G"               # ceilings of asked totals and limits; default no ceiling
+    max_cpus = 2.0
+    max_pids = 1024
+    max_disk = "4G"
+    max_timeout_s = 86400.0
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Final, Literal
+
+from node_agent.errors import PolicyError
+from runner.wire.errors import WireError
+from runner.wire.grants import parse_bytes
+from runner.wire.spec import JobSpec
+
+__all__ = ["Decision", "Policy", "Rule", "decide", "parse"]
+
+_LISTS: Final = ("tenants", "queues", "keys", "commands", "tasks", "read", "write", "net", "secrets", "tools")
+_SIZES: Final = ("max_memory", "max_disk")
+_ANY: Final = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of the file. Lists hold fnmatch patterns, ``read`` and ``write`` absolute path trees."""
+
+    effect: Literal["allow", "deny"]
+    index: int
+    tenants: tuple[str, ...] = _ANY
+    queues: tuple[str, ...] = _ANY
+    keys: tuple[str, ...] = _ANY
+    commands: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    net: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    trusted: bool = False
+    max_memory: int | None = None
+    max_cpus: float | None = None
+    max_pids: int | None = None
+    max_disk: int | None = None
+    max_timeout_s: float | None = None
+
+    @property
+    def label(self) -> str:
+        """How messages name this rule."""
+        return f"[[{self.effect}]] rule {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All rules in file order."""
+
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What policy says of one job: the rule that allows it, or why none does."""
+
+    allowed: bool
+    rule: str
+    message: str = ""
+
+
+def parse(text: str) -> Policy:
+    """Return the policy of a TOML text. Raises PolicyError for anything not understood (fail closed)."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"the policy is not TOML: {error}") from None
+    if table.pop("version", None) != 1:
+        raise PolicyError("the policy needs `version = 1`")
+    rules: list[Rule] = []
+    effects: tuple[Literal["deny", "allow"], ...] = ("deny", "allow")
+    for effect in effects:
+        entries = table.pop(effect, [])
+        if not isinstance(entries, list):
+            raise PolicyError(f"[[{effect}]] must be a list of tables")
+        rules += [_rule(effect, index, entry) for index, entry in enumerate(entries, 1)]
+    if table:
+        raise PolicyError(f"unknown key {sorted(table)[0]!r} in the policy")
+    return Policy(tuple(rules))
+
+
+def decide(policy: Policy, spec: JobSpec, signer: str) -> Decision:
+    """Return whether one allow rule covers the whole job and no deny rule touches any part of it."""
+    candidates = [rule for rule in policy.rules if _concerns(rule, spec, signer)]
+    for rule in candidates:
+        if rule.effect == "deny":
+            hit = next(_denied(rule, spec), None)
+            if hit is not None:
+                return Decision(False, rule.label, f"{rule.label} of this node's policy denies {hit}")
+    closest = ("no rule", "no [[allow]] rule of this node's policy matches this tenant, queue and key", -1)
+    for rule in candidates:
+        if rule.effect != "allow":
+            continue
+        checks = list(_uncovered(rule, spec))
+        missing = [what for what in checks if what is not None]
+        if not missing:
+            return Decision(True, rule.label)
+        met = len(checks) - len(missing)
+        if met > closest[2]:
+            closest = (rule.label, f"{rule.label}, the closest of this node's policy, does not allow {missing[0]}", met)
+    return Decision(False, closest[0], closest[1])
+
+
+def _rule(effect: Literal["allow", "deny"], index: int, entry: object) -> Rule:
+    if not isinstance(entry, dict):
+        raise PolicyError(f"[[{effect}]] rule {index} must be a table")
+    known = {field.name for field in fields(Rule)} - {"effect", "index"}
+    values: dict[str, object] = {}
+    for key, value in entry.items():
+        if key not in known:
+            raise PolicyError(f"unknown key {key!r} in [[{effect}]] rule {index}")
+        values[key] = _value(f"[[{effect}]] rule {index}: {key}", key, value)
+    return Rule(effect, index, **values)  # type: ignore[arg-type]  # _value checked each type by its key
+
+
+def _value(where: str, key: str, value: object) -> object:
+    if key in _LISTS:
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise PolicyError(f"{where} must be a list of non-empty strings")
+        if key in ("read", "write") and not all(item == "*" or item.startswith("/") for item in value):
+            raise PolicyError(f"{where} must hold absolute paths")
+        return tuple(value)
+    if key in _SIZES:
+        try:
+            return parse_bytes(str(value))
+        except WireError as error:
+            raise PolicyError(f"{where}: {error}") from None
+    if key == "trusted":
+        if not isinstance(value, bool):
+            raise PolicyError(f"{where} must be true or false")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise PolicyError(f"{where} must be a positive number")
+    return int(value) if key == "max_pids" else float(value)
+
+
+def _concerns(rule: Rule, spec: JobSpec, signer: str) -> bool:
+    return _match(rule.tenants, spec.tenant) and _match(rule.queues, spec.queue) and _match(rule.keys, signer)
+
+
+def _match(patterns: tuple[str, ...], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _below(trees: tuple[str, ...], path: str) -> bool:
+    return any(tree == "*" or path == tree or path.startswith(tree.rstrip("/") + "/") for tree in trees)
+
+
+def _uncovered(rule: Rule, spec: JobSpec) -> Iterator[str | None]:
+    """Yield one entry per thing asked: None if the rule covers it, else its name."""
+    if spec.argv is not None:
+        yield None if _match(rule.commands, spec.argv[0]) else f"the command {spec.argv[0]!r}"
+    else:
+        yield None if _match(rule.tasks, spec.task or "") else f"the task {spec.task!r}"
+    if spec.trusted:
+        yield None if rule.trusted else "trusted jobs"
+    for path in spec.grants.paths:
+        trees = rule.write if path.mode == "write" else rule.read + rule.write
+        yield None if _below(trees, path.path) else f"to {path.mode} {path.path}"
+    for net in spec.grants.net:
+        yield None if _match(rule.net, f"{net.host}:{net.port}") else f"the network destination {net.host}:{net.port}"
+    for secret in spec.grants.secrets:
+        yield None if _match(rule.secrets, secret.name) else f"the secret {secret.name}"
+    for tool in spec.grants.tools:
+        yield None if _match(rule.tools, tool) else f"the tool {tool}"
+    yield from _ceilings(rule, spec)
+
+
+def _ceilings(rule: Rule, spec: JobSpec) -> Iterator[str | None]:
+    asked = (
+        ("memory", spec.grants.memory_bytes, rule.max_memory),
+        ("cpus", spec.grants.cpus, rule.max_cpus),
+        ("pids", spec.grants.pids, rule.max_pids),
+        ("disk", spec.grants.disk_bytes, rule.max_disk),
+        ("timeout", spec.limits.timeout_s, rule.max_timeout_s),
+    )
+    for name, value, ceiling in asked:
+        if value is not None and ceiling is not None:
+            yield None if value <= ceiling else f"{name} {value:g} (at most {ceiling:g})"
+
+
+def _denied(rule: Rule, spec: JobSpec) -> Iterator[str]:
+    """Yield what a deny rule hits. A rule that names nothing denies every job it concerns."""
+    named = rule.commands + rule.tasks + rule.read + rule.write + rule.net + rule.secrets + rule.tools
+    if not named:
+        yield "jobs of this tenant, queue and key"
+        return
+    if spec.argv is not None and _match(rule.commands, spec.argv[0]):
+        yield f"the command {spec.argv[0]!r}"
+    if spec.task is not None and _match(rule.tasks, spec.task):
+        yield f"the task {spec.task!r}"
+    for path in spec.grants.paths:
+        trees = rule.write if path.mode == "write" else rule.read
+        if _below(trees, path.path) or any(tree.startswith(path.path.rstrip("/") + "/") for tree in trees):
+            yield f"to {path.mode} {path.path}"
+    yield from (f"the network destination {n.host}" for n in spec.grants.net if _match(rule.net, f"{n.host}:{n.port}"))
+    yield from (f"the secret {s.name}" for s in spec.grants.secrets if _match(rule.secrets, s.name))
+    yield from (f"the tool {tool}" for tool in spec.grants.tools if _match(rule.tools, tool))

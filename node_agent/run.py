@@ -1,0 +1,119 @@
+"""One claimed job on this node: its orders, its sandbox and its end. State only, no flow.
+
+Called by the supervisor (drives it), control and the local socket (order kills and wait). Must never resolve ``proved``
+before the kernel's proof.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from node_agent.containment.plan import Verdict
+from node_agent.lifecycle import Cause, Ending
+from runner.wire.spec import JobSpec
+
+__all__ = ["KillOrder", "Proof", "Run", "Tree", "now_ms"]
+
+
+@dataclass(frozen=True, slots=True)
+class KillOrder:
+    """One kill as it reached this node. ``command`` is empty for a local kill. ``requested_at_ms``: Unix time."""
+
+    command: str
+    requested_at_ms: int
+    grace_s: float = 0.0
+    force: bool = False
+    reason: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a kill can be answered with, once nothing of the job is left (or ``verdict.proved`` is False)."""
+
+    ending: Ending
+    verdict: Verdict | None
+    done_at_ms: int
+
+
+class Tree(Protocol):
+    """The part of an Attempt that a kill needs."""
+
+    def terminate(self) -> None:
+        """Ask the first process to end (SIGTERM)."""
+
+    def kill(self) -> None:
+        """Kill every process of the attempt."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One attempt from its claim to the acknowledged finish."""
+
+    job_id: str
+    attempt: int
+    slot: int | None
+    seq: int
+    spec: JobSpec | None = None
+    selectors: tuple[str, ...] = ()
+    started_at_ms: int | None = None
+    cause: Cause = ""
+    orders: list[KillOrder] = field(default_factory=list)
+    forced: bool = False
+    tree: Tree | None = None
+    proved: asyncio.Future[Proof] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    acknowledged: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    marked: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    _grace: asyncio.TimerHandle | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether anything asked this attempt to end."""
+        return bool(self.cause)
+
+    def kill(self, order: KillOrder) -> None:
+        """Take a kill order: at once before the start, gracefully or hard after it. Never raises."""
+        self.orders.append(order)
+        if not self.cause:
+            self.cause = "kill"
+        if self.tree is None:
+            return
+        if order.grace_s > 0 and not order.force:
+            self.tree.terminate()
+            if self._grace is None:
+                self._grace = asyncio.get_running_loop().call_later(order.grace_s, self._hard)
+            return
+        self._hard()
+
+    def stop(self, cause: Cause) -> None:
+        """End the attempt hard for the node's own reason; a kill that was ordered before keeps its name."""
+        if not self.cause:
+            self.cause = cause
+        if self.tree is not None:
+            self._hard()
+
+    def begun(self, tree: Tree) -> None:
+        """The sandbox stands; orders that came earlier act now."""
+        self.tree = tree
+        if self.cause:
+            self._hard()
+
+    def settle(self, proof: Proof) -> None:
+        """Tell every waiter that nothing of the job is left."""
+        if self._grace is not None:
+            self._grace.cancel()
+        if not self.proved.done():
+            self.proved.set_result(proof)
+
+    def _hard(self) -> None:
+        self.forced = True
+        if self.tree is not None:
+            self.tree.kill()
+
+
+def now_ms() -> int:
+    """Return Unix milliseconds, for people and signatures; never for durations."""
+    return time.time_ns() // 1_000_000

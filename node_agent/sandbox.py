@@ -1,0 +1,89 @@
+"""From an admitted job to the exact sandbox: Plan, payload and profile, all of them values.
+
+Called by the supervisor after admission and after the grants were opened. Pure. Must never put arguments, environment
+values or argv into the Plan: they are the payload, read by the worker after its restrictions (attack 5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node_agent.containment.plan import Mount, Plan, Profile
+from runner.wire import codec, ids
+from runner.wire.spec import JobSpec
+
+__all__ = ["Defaults", "payload_of", "plan_of", "profile_of", "timeout_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The node's limits for what a job does not ask (DESIGN §5). None = this host has no total for it."""
+
+    level: str
+    python_paths: tuple[str, ...] = ()
+    task_paths: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    pids: int = 512
+    files: int = 1024
+    wall_s: float = 3600.0
+    output_bytes: int = 64 << 20
+    result_bytes: int = 8 << 20
+    disk_bytes: int = 1 << 30
+    tmp_bytes: int = 256 << 20
+    shm_bytes: int = 64 << 20
+
+
+def plan_of(spec: JobSpec, attempt: int, mounts: tuple[Mount, ...], uid: int, gid: int, node: Defaults) -> Plan:
+    """Return the sandbox of one attempt; ``uid`` and ``gid`` are the job's own (A) or the agent's (B)."""
+    grants, limits = spec.grants, spec.limits
+    return Plan(
+        attempt=ids.attempt_name(spec.id, attempt),
+        kind="task" if spec.task is not None else "command",
+        level="A" if node.level == "A" else "B",
+        uid=uid,
+        gid=gid,
+        cwd=spec.cwd or "/work",
+        mounts=mounts,
+        python_paths=node.python_paths,
+        task_paths=node.task_paths if spec.task is not None else (),
+        disk_bytes=grants.disk_bytes or node.disk_bytes,
+        tmp_bytes=node.tmp_bytes,
+        shm_bytes=node.shm_bytes,
+        files=min(limits.files or node.files, node.files),
+        pids=grants.pids or node.pids,
+        memory_bytes=grants.memory_bytes or node.memory_bytes,
+        cpus=grants.cpus,
+        result_bytes=min(limits.result_bytes or node.result_bytes, node.result_bytes),
+        allow_unix=not mounts,
+    )
+
+
+def payload_of(spec: JobSpec, attempt: int) -> bytes:
+    """Return what the restricted worker reads last, as canonical JSON."""
+    payload: dict[str, object] = {
+        "job": spec.id,
+        "attempt": attempt,
+        "tags": dict(spec.tags),
+        "env": dict(spec.env),
+    }
+    if spec.task is not None:
+        payload |= {"task": spec.task, "args": list(spec.args), "kwargs": dict(spec.kwargs)}
+    else:
+        payload["argv"] = list(spec.argv or ())
+    return codec.dump(payload)
+
+
+def profile_of(spec: JobSpec, signer: str) -> Profile:
+    """Return what another attempt must equal to follow in the same mould."""
+    return Profile(
+        tenant=spec.tenant,
+        signer=signer,
+        secrets=tuple(secret.name for secret in spec.grants.secrets),
+        net=tuple(f"{net.host}:{net.port}" for net in spec.grants.net),
+        fresh=spec.profile == "fresh",
+    )
+
+
+def timeout_of(spec: JobSpec, node: Defaults) -> float:
+    """Return the wall limit of one attempt in seconds."""
+    return spec.limits.timeout_s or node.wall_s

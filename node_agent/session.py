@@ -1,0 +1,293 @@
+"""One boot of an agent: its parts, put together, started in order and stopped in order.
+
+Called by the agent. Must never claim before the lease stands and the lifelines carry it, and never leave a process, a
+group or a socket behind when it stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import ClassVar, Final
+
+from redis.asyncio import Redis
+
+from node_agent.containment import probe
+from node_agent.containment.host import HostReport
+from node_agent.containment.idmap import Idmaps
+from node_agent.containment.slots import Slot, Zygote
+from node_agent.containment.uids import JobUids
+from node_agent.control import Control
+from node_agent.dispatch import Dispatcher, wake_loop
+from node_agent.errors import LeaseLostError, NameTakenError
+from node_agent.ground import Ground
+from node_agent.heartbeat import Heartbeat
+from node_agent.lanes import Lanes
+from node_agent.lease import Lease
+from node_agent.ledger import Ledger
+from node_agent.local import LocalSocket
+from node_agent.localdesk import LocalDesk
+from node_agent.mail import Mail
+from node_agent.records import Notary, iso
+from node_agent.rq_store import Store
+from node_agent.run import now_ms
+from node_agent.stage import Stage
+from node_agent.supervisor import Supervisor, Tools
+from runner.wire import ids, record
+from runner.wire.event import EventType
+from runner.wire.keys import Keys
+from runner.wire.view import NodeView
+
+__all__ = ["Session", "enforcement"]
+
+log = logging.getLogger(__name__)
+
+_STOP_S: Final = 10.0
+#: How often lapsed leases of others are looked for, in heartbeats.
+_RECOVERY_BEATS: Final = 0.1
+
+
+class Session:
+    """One boot. ``start`` registers, ``run`` serves, ``stop`` ends everything and is idempotent."""
+
+    #: Turn, lease, recovery, control and sweeps, wake-ups, mail: each on a connection of its own.
+    CONNECTIONS: ClassVar[int] = 6
+
+    def __init__(self, ground: Ground, clients: Sequence[Redis], *, host: str, hostname: str) -> None:
+        settings = ground.settings
+        self._ground = ground
+        self._settings = settings
+        self._clients = clients
+        self._host = host
+        self._hostname = hostname
+        self.boot = ids.new_boot()
+        self._keys = Keys()
+        self._store = Store(
+            clients[0], node=settings.name, boot=self.boot, keys=self._keys, ttl_s=settings.result_ttl_s
+        )
+        self._registered = False
+        self._stopped = False
+        self._state = "starting"
+        self._zygote: Zygote | None = None
+        self._slots: dict[int, Slot] = {}
+        self._idmaps: Idmaps | None = None
+        self._uids: JobUids | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lost = asyncio.Event()
+
+    async def start(self) -> None:
+        """Probe, make the slots, register, take the first lease, inherit older boots' jobs.
+
+        Raises:
+            NameTakenError: a live agent on another host has this name. StoreAwayError.
+        """
+        ground, settings = self._ground, self._settings
+        if ground.report is None:
+            ground.report = await probe.probe(settings.home, groups=ground.groups)
+        self._report = ground.report
+        await self._make_slots(self._report.level)
+        self._notary = Notary(ground.signer, settings.name, self.boot, self._report.level)
+        self._lanes = Lanes(settings.name, settings.queues, settings.labels, self._report.level)
+        self._mail = Mail(self._clients[5], self._keys, self._notary, log_ttl_s=settings.result_ttl_s)
+        self._ledger = Ledger(settings.node_home / "ledger", now_ms())
+        self._lease = Lease(self._slots.values(), settings.lease_s, settings.margin_s)
+        self._dispatcher = Dispatcher(self._store, settings.slots, self._lanes.order, self._lost.set)
+        self._supervisor = Supervisor(self._tools(), self._dispatcher)
+        self._dispatcher.serve(self._supervisor)
+        self._heartbeat = Heartbeat(
+            self._store.on(self._clients[1]),
+            self._store.on(self._clients[2]),
+            self._lease,
+            self._supervisor,
+            heartbeat_s=settings.heartbeat_s,
+            describe=self._describe,
+        )
+        self._local = LocalSocket(ground.home.sockets / settings.name, LocalDesk(self._supervisor, self._notary).handle)
+        self._lanes.refresh(await self._store.lanes())
+        await self._register()
+        await self._local.start()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``. Raises LeaseLostError when a new boot is needed."""
+        zygote = self._zygote
+        control = Control(
+            self._clients[3],
+            self._keys,
+            self._store.on(self._clients[3]),
+            self._supervisor,
+            self._mail,
+            self._notary,
+            self._ground.rules(self._report),
+        )
+        loops = [
+            self._task(self._dispatcher.run()),
+            self._task(self._heartbeat.run()),
+            self._task(self._heartbeat.run_recovery(_RECOVERY_BEATS * self._settings.heartbeat_s)),
+            self._task(control.run()),
+            self._task(self._mail.run()),
+            self._task(wake_loop(self._wait_for_work(), self._dispatcher)),
+            self._task(self._until_lost()),
+        ]
+        watched: list[asyncio.Future[None] | asyncio.Task[bool]] = [*loops]
+        if zygote is not None:
+            watched.append(zygote.died)
+        stopping = asyncio.get_running_loop().create_task(stop.wait())
+        watched.append(stopping)
+        self._state = "ready"
+        try:
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        for task in loops:
+            if task.done():
+                task.result()
+        if zygote is not None and zygote.died.done() and not stop.is_set():
+            self._supervisor.stop_all("lease")
+            raise LeaseLostError("the zygote ended, and every sandbox with it")
+
+    async def stop(self) -> None:
+        """End every attempt, send what is to be said, leave the store, take everything down. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._state = "stopping"
+        try:
+            if self._registered:
+                await self._leave()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for slot in self._slots.values():
+                await slot.close()
+            if self._zygote is not None:
+                await self._zygote.stop()
+            for part in (self._idmaps, self._uids):
+                if part is not None:
+                    part.close()
+
+    async def _leave(self) -> None:
+        self._dispatcher.stop_claiming()
+        self._supervisor.stop_all("lease" if self._lost.is_set() else "shutdown")
+        await self._supervisor.drain(_STOP_S)
+        if not self._lost.is_set():
+            await self._dispatcher.flush(_STOP_S)
+            self._mail.emit(None, self._notary.event(EventType.NODE_DOWN, detail={"name": self._settings.name}))
+            await self._mail.flush(1.0)
+        await self._local.stop()
+        self._ledger.close()
+        if not self._lost.is_set():
+            with contextlib.suppress(Exception):
+                await self._store.on(self._clients[4]).unregister()
+
+    async def _make_slots(self, level: str) -> None:
+        if level not in ("A", "B"):
+            return
+        self._zygote = Zygote(level="A" if level == "A" else "B")
+        await self._zygote.start()
+        groups = self._ground.groups
+        for index in range(self._settings.slots):
+            group = groups.slot(index) if groups is not None else None
+            self._slots[index] = Slot(index, self._zygote, group)
+        if level == "A":
+            self._uids = JobUids()
+            zygote = self._zygote
+            self._idmaps = Idmaps(lambda ids: zygote.userns(*ids))
+
+    async def _register(self) -> None:
+        settings, ground = self._settings, self._ground
+        await self._clients[4].hset(self._keys.cards(), settings.name, ground.card)
+        sent_ns = self._lease.now()
+        answer = await self._store.register(
+            host_id=self._host,
+            record=self._describe(),
+            slots=settings.slots,
+            lanes=self._lanes.known,
+            lease_ms=int(settings.lease_s * 1000),
+            margin_ms=int(settings.margin_s * 1000),
+            hostname=self._hostname,
+            pid=os.getpid(),
+        )
+        if answer.refused_by is not None:
+            raise NameTakenError(
+                f"a live agent on host {answer.refused_by} is named {settings.name}: stop it, or choose another --name"
+            )
+        self._registered = True
+        self._lease.extend(sent_ns)
+        await self._heartbeat.inherit(answer.older)
+        detail: dict[str, str | int | float | bool] = {"level": self._report.level, "slots": settings.slots}
+        self._mail.emit(None, self._notary.event(EventType.NODE_UP, detail=detail))
+        for line in ground.swept:
+            self._mail.emit(None, self._notary.event(EventType.NODE_SWEPT, detail={"what": line}))
+        ground.swept = ()
+
+    def _tools(self) -> Tools:
+        return Tools(
+            rules=self._ground.rules(self._report),
+            defaults=self._ground.defaults(self._report),
+            notary=self._notary,
+            ledger=self._ledger,
+            stage=Stage(self._ground.protected, self._uids, self._idmaps),
+            desk=self._mail,
+            slots=self._slots,
+            lapsed=self._lease.lapsed,
+            cutoff=self._store.cutoff_for,
+        )
+
+    def _task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.append(task)
+        return task
+
+    async def _until_lost(self) -> None:
+        await self._lost.wait()
+        raise LeaseLostError("the store knows no lease of this agent start")
+
+    def _wait_for_work(self) -> Callable[[], Awaitable[bool]]:
+        store = self._store.on(self._clients[4])
+
+        async def wait() -> bool:
+            woken = await store.wait(self._lanes.known)
+            self._lanes.refresh(await store.lanes())
+            return woken
+
+        return wait
+
+    def _describe(self) -> bytes:
+        settings = self._settings
+        return record.dumps(
+            NodeView(
+                name=settings.name,
+                host=self._hostname,
+                pid=os.getpid(),
+                boot=self.boot,
+                state=self._node_state(),
+                level=self._report.level,
+                slots=settings.slots,
+                busy=self._dispatcher.busy,
+                queues=settings.queues,
+                labels=settings.labels,
+                heartbeat_at=iso(now_ms()),
+                redis="away" if self._heartbeat.degraded else "ok",
+                enforcement=enforcement(self._report),
+            )
+        )
+
+    def _node_state(self) -> str:
+        if not self._supervisor.healthy:
+            return "unhealthy"
+        return "degraded(store)" if self._heartbeat.degraded else self._state
+
+
+def enforcement(report: HostReport) -> dict[str, str]:
+    """Return what `nodes` shows of a host's walls, one word or number each."""
+    return {
+        "kernel": report.kernel,
+        "cgroup": report.cgroup,
+        "totals": ",".join(report.enforces),
+        "landlock": str(report.landlock_abi),
+        "missing": ",".join(missing.what for missing in report.missing),
+    }

@@ -1,0 +1,53 @@
+"""Settings of one node agent: from flags and RINGFENCE_* variables, frozen at start.
+
+Called by node_agent.__main__. Must never read a file of the current folder, nor the environment at import.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+__all__ = ["AgentSettings"]
+
+
+class AgentSettings(BaseSettings):
+    """Everything an operator may set. Times in seconds, sizes in bytes."""
+
+    model_config = SettingsConfigDict(env_prefix="RINGFENCE_", frozen=True, extra="ignore", env_file=None)
+
+    home: Path
+    name: str = Field(default_factory=lambda: _host_name())
+    redis: str | None = None
+    slots: int = Field(default=4, ge=1, le=1024)
+    queues: Annotated[tuple[str, ...], NoDecode] = ("*",)
+    labels: dict[str, str] = Field(default_factory=dict)
+    heartbeat_s: float = Field(default=5.0, ge=1.0, le=60.0)
+    policy: Path | None = None
+    tasks: Annotated[tuple[str, ...], NoDecode] = ()
+    task_path: Annotated[tuple[str, ...], NoDecode] = ()
+    result_ttl_s: int = Field(default=7 * 86_400, ge=60)
+
+    @property
+    def lease_s(self) -> float:
+        """How long a claim stands without renewal: twice the heartbeat."""
+        return 2 * self.heartbeat_s
+
+    @property
+    def margin_s(self) -> float:
+        """How much earlier jobs are stopped, and later they are taken over: half a heartbeat."""
+        return self.heartbeat_s / 2
+
+    @property
+    def node_home(self) -> Path:
+        """What this agent alone writes below the home."""
+        return self.home / "nodes" / self.name
+
+
+def _host_name() -> str:
+    name = "".join(char if char.isalnum() else "-" for char in socket.gethostname().lower()).strip("-")
+    return name[:32] or "node"

@@ -1,0 +1,98 @@
+"""What applications import, and the vocabulary that every part shares.
+
+    from runner import App, Grants, Secret, current_job
+
+Loads a name when it is asked for: importing this package loads the standard library alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runner.app import App
+    from runner.context import current_job
+    from runner.errors import (
+        ConfigError,
+        EnqueueError,
+        InsideJobError,
+        JobEndError,
+        JobExpired,
+        JobFailed,
+        JobKilled,
+        JobLost,
+        JobNotFoundError,
+        JobRefused,
+        NotInJobError,
+        ResultTimeoutError,
+        RingfenceError,
+        StoreError,
+        TaskNameError,
+        UnsafeFileError,
+        UnverifiedResultError,
+        UsageError,
+    )
+    from runner.grants import Grants, Secret
+    from runner.job import Job
+    from runner.task import Task
+    from runner.wire.receipt import Outcome, Receipt
+    from runner.wire.view import EventView, JobView, NodeView
+
+__all__ = [
+    "App",
+    "ConfigError",
+    "EnqueueError",
+    "EventView",
+    "Grants",
+    "InsideJobError",
+    "Job",
+    "JobEndError",
+    "JobExpired",
+    "JobFailed",
+    "JobKilled",
+    "JobLost",
+    "JobNotFoundError",
+    "JobRefused",
+    "JobView",
+    "NodeView",
+    "NotInJobError",
+    "Outcome",
+    "Receipt",
+    "ResultTimeoutError",
+    "RingfenceError",
+    "Secret",
+    "StoreError",
+    "Task",
+    "TaskNameError",
+    "UnsafeFileError",
+    "UnverifiedResultError",
+    "UsageError",
+    "current_job",
+]
+
+_HOMES = {
+    "App": "runner.app",
+    "current_job": "runner.context",
+    "Grants": "runner.grants",
+    "Secret": "runner.grants",
+    "Job": "runner.job",
+    "Task": "runner.task",
+    "Outcome": "runner.wire.receipt",
+    "Receipt": "runner.wire.receipt",
+    "EventView": "runner.wire.view",
+    "JobView": "runner.wire.view",
+    "NodeView": "runner.wire.view",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(_HOMES.get(name, "runner.errors")), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

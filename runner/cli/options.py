@@ -1,0 +1,114 @@
+"""The options that several commands share, and their values as the API wants them.
+
+Called by the commands. Must never accept an option that has no effect: what has not landed yet is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from runner.errors import UsageError
+from runner.grants import Grants, Secret
+
+__all__ = [
+    "HomeOption",
+    "JobArgument",
+    "JsonOption",
+    "RedisOption",
+    "TenantOption",
+    "build_grants",
+    "json_value",
+    "not_in_this_version",
+    "pairs",
+]
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option("--home", metavar="DIR", help="The home; default $RINGFENCE_HOME, /var/lib/ringfence, XDG state."),
+]
+RedisOption = Annotated[str | None, typer.Option("--redis", metavar="URL", help="The store, instead of client.json's.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli.md).")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id, as ps prints it.")]
+TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="T", help="Only this tenant.")]
+
+
+def not_in_this_version(option: str, used: object) -> None:
+    """Refuse an option whose part has not landed. Raises UsageError."""
+    if used:
+        raise UsageError(f"{option}: not in this version")
+
+
+def pairs(words: Sequence[str] | None, option: str) -> dict[str, str]:
+    """Return ``k=v`` words as a dict. Raises UsageError."""
+    found: dict[str, str] = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{option} takes NAME=VALUE")
+        if key in found:
+            raise UsageError(f"{option} names {key!r} twice")
+        found[key] = value
+    return found
+
+
+def json_value(text: str, option: str) -> object:
+    """Return one JSON value of the command line. Raises UsageError."""
+    try:
+        return cast("object", json.loads(text))
+    except ValueError:
+        raise UsageError(f"{option} takes JSON: a text needs quotes inside the quotes, such as '\"solar\"'") from None
+
+
+def build_grants(
+    *,
+    read: Sequence[str] | None,
+    write: Sequence[str] | None,
+    net: Sequence[str] | None,
+    secret: Sequence[str] | None,
+    memory: str | None,
+    cpus: float | None,
+    pids: int | None,
+    disk: str | None,
+) -> Grants:
+    """Return the grants that the options ask for. Paths become absolute here, on the operator's side.
+
+    Raises:
+        UsageError: says which form is meant.
+    """
+    if net and "none" in net and len(net) > 1:
+        raise UsageError("--net none stands alone")
+    return Grants(
+        read=[str(Path(word).resolve()) for word in read or ()],
+        write=[_write_path(word) for word in write or ()],
+        net=list(net or ()),
+        secrets=[_secret(word) for word in secret or ()],
+        memory=memory,
+        cpus=cpus,
+        pids=pids,
+        disk=disk,
+    )
+
+
+def _write_path(word: str) -> str:
+    # Links are resolved here because the node refuses a granted path that has any.
+    path = str(Path(word.removesuffix(":all")).resolve())
+    return f"{path}:all" if word.endswith(":all") else path
+
+
+def _secret(word: str) -> Secret:
+    name, colon, rest = word.partition(":")
+    mode, _, target = rest.partition("=")
+    if not colon or rest == "get":
+        return Secret(name, get=True)
+    if rest == "file":
+        return Secret(name, file=True)
+    if mode == "env" and target:
+        return Secret(name, env=target)
+    if mode == "proxy" and target:
+        return Secret(name, proxy=target)
+    raise UsageError("--secret takes NAME, NAME:env=VAR, NAME:file, NAME:get or NAME:proxy=HOST; NAME alone means get")

@@ -1,0 +1,203 @@
+"""`ringfence up`: a fleet on one machine without set-up, in the foreground.
+
+Called by commands.py. Must never leave a process behind, start twice on one home, or put the store's password where
+another user could see it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from runner import keyring
+from runner.app import App
+from runner.cli import ceiling, store
+from runner.cli.ceiling import Import
+from runner.cli.children import Child, Children, Program
+from runner.cli.options import HomeOption, RedisOption
+from runner.cli.output import say
+from runner.cli.site import site_of
+from runner.errors import ConfigError, StoreError
+from runner.files import replace_file
+from runner.home import Home
+from runner.wire.view import NodeView
+
+__all__ = ["up"]
+
+_STORE_START_S: Final = 60.0
+_STORE_STOP_S: Final = 15.0
+_AGENT_STOP_S: Final = 20.0
+_SLOW_START_S: Final = 15.0
+_LOCK_WAIT_S: Final = 3.0
+_POLL_S: Final = 0.05
+_IDLE_S: Final = 3600.0
+_MAX_NODES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """What this `up` runs."""
+
+    home: Home
+    redis: str | None
+    nodes: tuple[str, ...]
+    slots: int
+    policy: Path
+    imports: tuple[Import, ...]
+
+
+def up(
+    context: typer.Context,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, max=_MAX_NODES, help="Node agents.")] = 1,
+    slots: Annotated[int, typer.Option("--slots", metavar="N", min=1, max=256, help="Jobs at a time on each.")] = 4,
+    allow: Annotated[
+        list[Path] | None,
+        typer.Option("--allow", metavar="PATH", help="Jobs may be granted paths below PATH; default: this folder."),
+    ] = None,
+    imports: Annotated[
+        list[str] | None, typer.Option("--import", metavar="MODULE[:DIR]", help="Serve the tasks of this module.")
+    ] = None,
+    home: HomeOption = None,
+    redis: RedisOption = None,
+) -> None:
+    """Run a store and N node agents on this machine until Ctrl-C; prints `ready`."""
+    site = site_of(context, home, redis)
+    modules = tuple(ceiling.parse_import(word) for word in imports or ())
+    place = site.home
+    paths = _allowed(allow, place)
+    keyring.init(place)
+    with _only_one(place) as lock:
+        policy = place.path / "up-policy.toml"
+        replace_file(policy, ceiling.policy_text(paths, modules).encode("utf-8"), 0o644)
+        names = tuple(f"node-{number}" for number in range(1, nodes + 1))
+        fleet = _Fleet(place, site.redis, names, slots, policy, modules)
+        children = Children(say)
+        children.catch_signals()
+        try:
+            _run(fleet, children, lock)
+        finally:
+            children.close()
+    raise typer.Exit(children.exit_code)
+
+
+def _run(fleet: _Fleet, children: Children, lock: int) -> None:
+    _start_store(fleet, children, lock)
+    if children.over():
+        return
+    for name in fleet.nodes:
+        keyring.issue_card(fleet.home, name)
+    agents = {name: children.start(_agent(fleet, name)) for name in fleet.nodes}
+    _wait_ready(fleet, children, agents)
+    if children.over():
+        return
+    say(f"{len(agents)} node(s) with {fleet.slots} slots each; try: ringfence --home {fleet.home.path} run -- echo hi")
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    while not children.over():
+        children.watch(_IDLE_S)
+
+
+def _start_store(fleet: _Fleet, children: Children, lock: int) -> None:
+    """Start the embedded store and wait until it answers, or note the one that is given."""
+    if fleet.redis is not None:
+        keyring.init(fleet.home, redis_url=fleet.redis)
+        return
+    embedded = store.prepare(fleet.home.path)
+    words = (str(embedded.program), str(embedded.config))
+    # The store inherits the lock: while it still writes, no other `up` can start a second one on its files.
+    program = Program("store", words, signal.SIGTERM, _STORE_STOP_S, stage=0, uid=embedded.uid, inherit=(lock,))
+    children.start(program)
+    keyring.init(fleet.home, redis_url=embedded.url)
+    deadline = time.monotonic() + _STORE_START_S
+    while not children.over() and not embedded.answers():
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"the store does not answer at {embedded.socket}: see {embedded.config.parent}/valkey.log"
+            )
+        children.watch(_POLL_S)
+
+
+def _agent(fleet: _Fleet, name: str) -> Program:
+    words = [sys.executable, "-I", "-m", "node_agent", "--home", str(fleet.home.path), "--name", name]
+    words += ["--slots", str(fleet.slots), "--policy", str(fleet.policy)]
+    for item in fleet.imports:
+        words += ["--import", item.module]
+    for folder in dict.fromkeys(item.folder for item in fleet.imports if item.folder is not None):
+        words += ["--task-path", str(folder)]
+    return Program(name, tuple(words), signal.SIGKILL, _AGENT_STOP_S, stage=1)
+
+
+def _wait_ready(fleet: _Fleet, children: Children, agents: dict[str, Child]) -> None:
+    """Wait until every agent is registered, under its present process id."""
+    app = App(home=fleet.home.path)
+    started = time.monotonic()
+    told = False
+    while not children.over():
+        views = {view.name: view for view in _views(app)}
+        late = [name for name, child in agents.items() if not _is_up(views.get(name), child)]
+        if not late:
+            return
+        if not told and time.monotonic() - started > _SLOW_START_S:
+            say(f"still waiting for {', '.join(late)}; see the lines above, or run `ringfence doctor`")
+            told = True
+        children.watch(_POLL_S)
+
+
+def _views(app: App) -> Sequence[NodeView]:
+    try:
+        return app.nodes()
+    except StoreError:
+        return ()
+
+
+def _is_up(view: NodeView | None, child: Child) -> bool:
+    return view is not None and view.pid == child.pid and view.state != "lost"
+
+
+def _allowed(named: Sequence[Path] | None, home: Home) -> tuple[Path, ...]:
+    if named:
+        return ceiling.allowed_paths(named)
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:
+        return ()
+    place, why_not = ceiling.default_path(folder, home.path)
+    if place is None:
+        say(f"{why_not}: jobs can be granted no path; name some with --allow PATH")
+        return ()
+    return (place,)
+
+
+@contextlib.contextmanager
+def _only_one(home: Home) -> Iterator[int]:
+    """Hold the home's lock. Raises ConfigError when another `up` runs on it."""
+    path = home.path / "up.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        # An `up` that was killed a moment ago leaves its store running until that has written its data.
+        while not _try_lock(lock):
+            if time.monotonic() > deadline:
+                raise ConfigError(f"another `ringfence up` runs on {home.path}: end it, or choose another --home")
+            time.sleep(_POLL_S)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

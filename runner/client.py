@@ -1,0 +1,333 @@
+"""Port: redis. One process's connection to a fleet: sign and enqueue jobs, run scripts, read what the store holds.
+
+Called by task and app (enqueue), results and control. Must never send an unsigned job, believe what the store says
+about a signature, or show the store's URL with its password.
+
+A job's path goes on in node_agent/rq_store.py, which claims it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias, cast
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.connection import UnixDomainSocketConnection
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.retry import Retry
+
+from runner import keyring, trust
+from runner.errors import ConfigError, EnqueueError, StoreError
+from runner.home import check_safe, locate
+from runner.place import Place
+from runner.scripts import loader, payload
+from runner.signing import Signer
+from runner.wire import codec, record
+from runner.wire import spec as specs
+from runner.wire.card import NodeCard
+from runner.wire.envelope import Domain
+from runner.wire.errors import WireError
+from runner.wire.keys import Keys
+from runner.wire.spec import JobSpec
+
+__all__ = ["Client", "Entry", "Reply", "connect", "disconnect", "shown_url"]
+
+#: What a script replies, strings as bytes.
+Reply: TypeAlias = "int | bytes | list[Reply] | None"
+Arg: TypeAlias = "bytes | str | int"
+Key: TypeAlias = "bytes | str | memoryview[int]"
+
+#: How long RQ keeps ended jobs, in seconds (DESIGN §4).
+RESULT_TTL_S: Final = 7 * 86_400
+#: RQ's own limit of a job lies this much above ours, in seconds.
+RQ_TIMEOUT_MARGIN_S: Final = 60
+DEFAULT_TIMEOUT_S: Final = 3600.0
+BATCH_JOBS: Final = 200
+_SOCKET_TIMEOUT_S: Final = 10.0
+#: A blocking read stays below the socket's timeout.
+_LONGEST_BLOCK_MS: Final = 5000
+_CARDS_TTL_S: Final = 5.0
+_PASSWORD: Final = re.compile(r"(?<=://)[^/@?]*@|(?<=[?&])(?:username|password)=[^&]*&?")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a stream."""
+
+    id: str
+    fields: Mapping[str, bytes]
+
+
+class Client:
+    """An open connection; safe to use from several threads. Every method raises StoreError if the store fails."""
+
+    def __init__(self, redis_url: str, signer: Signer, fleet_public: str, publics: Sequence[str] = ()) -> None:
+        """``publics``: keys whose signed jobs this client can check by itself, its own is always one of them."""
+        self.keys = Keys()
+        self.signer = signer
+        self.publics = (signer.public, *publics)
+        self.url = shown_url(redis_url)
+        self._fleet_public = fleet_public
+        self._redis = _open(redis_url)
+        self._cards: tuple[NodeCard, ...] = ()
+        self._cards_until = 0.0
+
+    def enqueue(self, jobs: Sequence[JobSpec]) -> list[int]:
+        """Sign and enqueue jobs, each batch of BATCH_JOBS all or none; return their sequence numbers.
+
+        Raises:
+            EnqueueError: a job is too large. StoreError: nothing is known about the batch under way; the same jobs may
+            be sent again, none is enqueued twice.
+        """
+        seqs: list[int] = []
+        for start in range(0, len(jobs), BATCH_JOBS):
+            seqs += self._enqueue(jobs[start : start + BATCH_JOBS])
+        return seqs
+
+    def script(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Reply:
+        """Run one of our scripts atomically. Raises StoreError."""
+        script = loader.load(name)
+        with self._asked():
+            try:
+                return cast("Reply", self._redis.evalsha(script.sha, len(keys), *keys, *args))
+            except NoScriptError:
+                return cast("Reply", self._redis.eval(script.text, len(keys), *keys, *args))
+
+    def fields(self, key: str, names: Sequence[str]) -> dict[str, bytes]:
+        """Return those fields of a hash that exist."""
+        with self._asked():
+            found = cast("list[bytes | None]", self._redis.hmget(key, list(names)))
+        return {name: value for name, value in zip(names, found, strict=True) if value is not None}
+
+    def many_fields(self, keys: Sequence[str], names: Sequence[str]) -> list[dict[str, bytes]]:
+        """Return `fields` of several hashes in one round trip."""
+        with self._asked(), self._redis.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.hmget(key, list(names))
+            rows = cast("list[list[bytes | None]]", pipe.execute())
+        return [{name: value for name, value in zip(names, row, strict=True) if value is not None} for row in rows]
+
+    def job_and_last(self, job_key: str, names: Sequence[str], stream: str) -> tuple[dict[str, bytes], Entry | None]:
+        """Return fields of a hash and the newest entry of a stream, in one round trip."""
+        with self._asked(), self._redis.pipeline(transaction=False) as pipe:
+            pipe.hmget(job_key, list(names))
+            pipe.xrevrange(stream, count=1)
+            row, entries = cast("tuple[list[bytes | None], object]", pipe.execute())
+        found = {name: value for name, value in zip(names, row, strict=True) if value is not None}
+        return found, next(iter(_entries(entries)), None)
+
+    def table(self, key: str) -> dict[str, bytes]:
+        """Return a whole hash."""
+        with self._asked():
+            found = cast("dict[bytes, bytes]", self._redis.hgetall(key))
+        return {name.decode("utf-8", "replace"): value for name, value in found.items()}
+
+    def newest(self, key: str, count: int) -> list[str]:
+        """Return the members of a sorted set, highest score first."""
+        with self._asked():
+            found = cast("list[bytes]", self._redis.zrevrange(key, 0, count - 1))
+        return [member.decode("utf-8", "replace") for member in found]
+
+    def scores(self, key: str) -> dict[str, float]:
+        """Return a whole sorted set."""
+        with self._asked():
+            found = cast("list[tuple[bytes, float]]", self._redis.zrange(key, 0, -1, withscores=True))
+        return {member.decode("utf-8", "replace"): float(score) for member, score in found}
+
+    def now_ms(self) -> int:
+        """Return the store's clock as Unix milliseconds."""
+        with self._asked():
+            seconds, micros = self._redis.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def read(self, after: Mapping[str, str], block_s: float, count: int = 100) -> list[tuple[str, Entry]]:
+        """Return (stream, entry) for what follows the given ids, waiting up to ``block_s`` (bounded) for the first."""
+        block_ms = min(_LONGEST_BLOCK_MS, max(1, math.ceil(block_s * 1000)))
+        with self._asked():
+            reply = self._redis.xread(cast("dict[Key, int | Key]", dict(after)), count, block_ms)
+        streams = cast("list[tuple[bytes, object]]", reply or [])
+        return [(name.decode("utf-8"), entry) for name, entries in streams for entry in _entries(entries)]
+
+    def span(self, key: str, start: str, count: int) -> list[Entry]:
+        """Return up to ``count`` entries of a stream from ``start`` (inclusive; "(ID" exclusive) on."""
+        with self._asked():
+            return _entries(self._redis.xrange(key, start, "+", count))
+
+    def cards(self, *, fresh: bool = False) -> tuple[NodeCard, ...]:
+        """Return the published node cards that the fleet key signed and that are in date; at most 5 s old."""
+        if fresh or time.monotonic() >= self._cards_until:
+            now_ms = time.time_ns() // 1_000_000
+            found = [
+                trust.read_card(data, self._fleet_public, now_ms) for data in self.table(self.keys.cards()).values()
+            ]
+            self._cards = tuple(card for card in found if card is not None)
+            self._cards_until = time.monotonic() + _CARDS_TTL_S
+        return self._cards
+
+    def close(self) -> None:
+        """Close all connections; idempotent."""
+        self._redis.close()
+
+    def _enqueue(self, jobs: Sequence[JobSpec]) -> list[int]:
+        rows = [_row(job) for job in jobs]
+        packed = [self._packed(job) for job in jobs]
+        per_job = [
+            key
+            for job, row in zip(jobs, rows, strict=True)
+            for key in (self.keys.job(job.id), self.keys.queue(str(row["lane"])), self.keys.active(job.tenant))
+        ]
+        doc = codec.dump({"rq": self.keys.rq, "rf": self.keys.rf, "ttl": RESULT_TTL_S, "jobs": rows})
+        try:
+            reply = self.script("enqueue", [*self._fleet_keys(), *per_job], [doc, *packed])
+        except StoreError as error:
+            # Ids are fresh: a duplicate can only be our own batch, sent again after a lost answer.
+            if isinstance(error.__cause__, ResponseError) and "DUPLICATE" in str(error.__cause__):
+                return [self._seq(job.id) for job in jobs]
+            raise
+        return list(cast("list[int]", reply))
+
+    def _fleet_keys(self) -> list[str]:
+        return [self.keys.seq(), self.keys.lanes(), self.keys.queues()]
+
+    def _packed(self, job: JobSpec) -> bytes:
+        try:
+            envelope = record.dumps(job)
+        except WireError as error:
+            raise EnqueueError(f"the job can't be written: {error}") from None
+        if len(envelope) > specs.MAX_ENVELOPE_BYTES:
+            limit = specs.MAX_ENVELOPE_BYTES
+            raise EnqueueError(
+                f"the job has {len(envelope)} bytes, the limit is {limit}: pass paths instead of contents"
+            )
+        return payload.pack(envelope, self.signer.sign(Domain.JOB, envelope))
+
+    def _seq(self, job_id: str) -> int:
+        seq = self.fields(self.keys.job(job_id), ["rf_seq"]).get("rf_seq", b"")
+        return int(seq) if seq.isdigit() else 0
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[None]:
+        try:
+            yield
+        except RedisError as error:
+            kind = type(error).__name__
+            raise StoreError(f"the store at {self.url} failed ({kind}: {_short(error)}); is it running?") from error
+
+
+def connect(place: Place) -> Client:
+    """Return this process's client for a place; made and checked at the first call.
+
+    Raises:
+        ConfigError: no home, client.json or key; the message says what to run. UnsafeFileError.
+    """
+    with _lock:
+        if _owner[0] != os.getpid():
+            _clients.clear()
+            _owner[0] = os.getpid()
+        if place not in _clients:
+            _clients[place] = _connected(place)
+        return _clients[place]
+
+
+def disconnect(place: Place) -> None:
+    """Close this process's connection to a place, if it has one; the next call opens a new one."""
+    with _lock:
+        client = _clients.pop(place, None) if _owner[0] == os.getpid() else None
+    if client is not None:
+        client.close()
+
+
+def shown_url(url: str) -> str:
+    """Return a store's URL without user and password."""
+    return _PASSWORD.sub("", url).rstrip("?&")
+
+
+_clients: Final[dict[Place, Client]] = {}
+_owner: Final[list[int]] = [os.getpid()]
+_lock: Final = threading.Lock()
+
+
+def _connected(place: Place) -> Client:
+    home = locate(place.home)
+    if home.path.exists():
+        check_safe(home)
+    config = keyring.load_client(home)
+    signer = keyring.load_key(home.path / config.key_file)
+    publics: tuple[str, ...] = ()
+    if home.trust.exists():
+        publics = tuple(key.public for key in trust.load(home.trust).keys if not key.revoked)
+    url = place.redis_url or os.environ.get("RINGFENCE_REDIS") or config.redis_url
+    return Client(url, signer, config.fleet_pub, publics)
+
+
+def _open(url: str) -> redis.Redis:
+    kind = _OwnSocket if url.startswith("unix:") else None
+    extra = {} if kind is None else {"connection_class": kind}
+    try:
+        return redis.Redis.from_url(
+            url,
+            socket_timeout=_SOCKET_TIMEOUT_S,
+            socket_connect_timeout=5.0,
+            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 3),
+            protocol=2,
+            **extra,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"{shown_url(url)!r} is no store URL ({error}): use unix://PATH, redis:// or rediss://"
+        ) from None
+
+
+class _OwnSocket(UnixDomainSocketConnection):
+    """A Unix socket whose server is root, ourselves, or the owner of the socket's folder (attack 55)."""
+
+    def _connect(self) -> socket.socket:
+        sock: socket.socket = super()._connect()  # type: ignore[no-untyped-call]  # untyped in redis
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        uid = struct.unpack("3i", credentials)[1]
+        folder = Path(self.path).parent.stat()
+        if uid not in {0, os.geteuid(), folder.st_uid}:
+            sock.close()
+            raise redis.exceptions.ConnectionError(f"{self.path} is served by user {uid}; not trusted")
+        return sock
+
+
+def _row(job: JobSpec) -> dict[str, object]:
+    limit_s = job.limits.timeout_s or DEFAULT_TIMEOUT_S
+    return {
+        "id": job.id,
+        "lane": specs.lane_of(job),
+        "tenant": job.tenant,
+        "task": job.name,
+        "description": job.name,
+        "timeout": math.ceil(limit_s) + RQ_TIMEOUT_MARGIN_S,
+        "sel": "\n".join(specs.selectors_of(job)),
+        "tags": codec.dump(job.tags).decode("utf-8"),
+        "not_after": job.not_after_ms,
+        "retries": job.retry.count,
+        "once": int(job.at_most_once),
+    }
+
+
+def _entries(reply: object) -> list[Entry]:
+    found = cast("list[tuple[bytes, dict[bytes, bytes] | None]]", reply or [])
+    return [
+        Entry(number.decode("ascii"), {name.decode("utf-8", "replace"): value for name, value in (body or {}).items()})
+        for number, body in found
+    ]
+
+
+def _short(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else ""
+    return shown_url(text)[:200]

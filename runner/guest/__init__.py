@@ -1,0 +1,1 @@
+"""What runs inside the sandbox: from the finished restrictions to the job's own code."""

@@ -1,0 +1,136 @@
+"""The handle of one job: look, wait, read, kill.
+
+Called by applications. Must never load the queue's libraries before a method needs them, and never return a result that
+no trusted node signed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from runner.place import Place
+from runner.wire import ids
+from runner.wire.receipt import Outcome, Receipt
+from runner.wire.spec import JobSpec
+from runner.wire.view import EventView, JobView
+
+if TYPE_CHECKING:
+    from runner.client import Client
+
+__all__ = ["Job"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+#: One step of a waiting async call; cancelling it takes at most this long.
+_STEP_S = 1.0
+
+
+class Job(Generic[R]):
+    """One job. Two handles with the same id are the same job; making one asks nothing of the store."""
+
+    __slots__ = ("_place", "_spec", "id")
+
+    def __init__(self, place: Place, job_id: str, spec: JobSpec | None = None) -> None:
+        """``spec`` is what this process enqueued, if it did. Raises GrammarError for a bad id."""
+        self.id = ids.check_job_id(job_id)
+        self._place = place
+        self._spec = spec
+
+    def status(self) -> JobView:
+        """Return how the job stands now. Raises JobNotFoundError, StoreError."""
+        from runner import listing
+
+        return listing.view(self._client(), self.id, self._spec)
+
+    def result(self, timeout: float | None = None, types: Iterable[type[object]] = ()) -> R:
+        """Wait for the end and return the value; None of a command. ``timeout`` in seconds, None = as long as it takes.
+
+        Dataclasses and enums arrive as plain values unless their class is in ``types``.
+
+        Raises:
+            JobFailed, JobKilled, JobRefused, JobExpired, JobLost: with reason and signed evidence.
+            ResultTimeoutError, JobNotFoundError, UnverifiedResultError, StoreError.
+        """
+        from runner import results
+
+        return cast("R", results.value(self._client(), self.id, self._spec, timeout, types))
+
+    def outcome(self, timeout: float | None = None) -> Outcome:
+        """Wait for the end and return the outcome that the node signed, whatever it is. Raises as `result` does."""
+        from runner import results
+
+        return results.wait(self._client(), self.id, self._spec, timeout).outcome
+
+    def logs(self, follow: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Yield (1 or 2, bytes) of the captured output; ``follow``: until the job has ended."""
+        from runner import results
+
+        return results.logs(self._client(), self.id, follow)
+
+    def events(self, follow: bool = False) -> Iterator[EventView]:
+        """Yield the job's events in order; ``follow``: until it has ended."""
+        from runner import listing
+
+        return listing.events(self._client(), tenant=ids.tenant_of(self.id), job_id=self.id, follow=follow)
+
+    def kill(self, reason: str = "", grace: float = 0.0, force: bool = False, wait: float = 15.0) -> Receipt:
+        """Kill every process of the job; return the node's receipt, ``unconfirmed`` if none came in ``wait`` s.
+
+        ``grace``: seconds between SIGTERM and SIGKILL. ``force``: no grace even if one runs already.
+        """
+        from runner import control
+
+        order = control.Order(reason=reason, grace_s=grace, force=force, wait_s=wait)
+        return control.kill_job(self._client(), self.id, order)
+
+    async def astatus(self) -> JobView:
+        """`status` without blocking the event loop."""
+        return await asyncio.to_thread(self.status)
+
+    async def aresult(self, timeout: float | None = None, types: Iterable[type[object]] = ()) -> R:
+        """`result` without blocking the event loop; may be cancelled."""
+        from runner import results
+
+        client = await asyncio.to_thread(self._client)
+        waiter = results.Waiter(client, self.id, self._spec, timeout)
+        while (end := await asyncio.to_thread(waiter.step, _STEP_S)) is None:
+            pass
+        return cast("R", results.value_of(end, types))
+
+    async def akill(self, reason: str = "", grace: float = 0.0, force: bool = False, wait: float = 15.0) -> Receipt:
+        """`kill` without blocking the event loop."""
+        return await asyncio.to_thread(self.kill, reason, grace, force, wait)
+
+    async def alogs(self, follow: bool = False) -> AsyncIterator[tuple[int, bytes]]:
+        """`logs` without blocking the event loop."""
+        async for part in _apart(await asyncio.to_thread(self.logs, follow)):
+            yield part
+
+    async def aevents(self, follow: bool = False) -> AsyncIterator[EventView]:
+        """`events` without blocking the event loop."""
+        async for event in _apart(await asyncio.to_thread(self.events, follow)):
+            yield event
+
+    def _client(self) -> Client:
+        from runner.client import connect
+
+        return connect(self._place)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}>"
+
+
+async def _apart(items: Iterator[T]) -> AsyncIterator[T]:
+    """Step through a blocking iterator in a thread."""
+    end = object()
+    while (item := await asyncio.to_thread(next, items, end)) is not end:
+        yield cast("T", item)

@@ -1,0 +1,82 @@
+-- Writes a kill so that it cannot be lost: one job, or every job of a selector that was enqueued up to now.
+--
+-- KEYS   form "job":    1 rq:job:ID   2 rf:tomb:ID   3 rf:ctl:all   4 rf:doomed
+--        form "cutoff": 1 rf:seq   2 rf:leases   3 rf:nodes   4 rf:clock   5 rf:ctl:all   6+ rf:cut or rf:cut:TENANT
+-- ARGV   1  {rq, rf, form, command, sig, id, by, reason, job, ttl, field}
+--           command, sig: the signed command's text and its signature; id: the command's id
+--           form "job": job; ttl: seconds that the tombstone lives (until not_after + 1 d)
+--           form "cutoff": field (Selector.field)
+-- REPLY  job: {unknown} | {ended, state} | {removed} (it waited; an agent will sign killed_before_start) | {sent, node}
+--        cutoff: {seq, node, node, ...} the live nodes, each of which answers
+-- RACE   the tombstone stands before the state is read, in one step: a claim either came before (then its node gets the
+--        command) or meets the tombstone. Repeating a kill changes nothing but sends the command again. The cutoff is
+--        the counter of this moment, so jobs enqueued later are not hit, whatever any clock says.
+
+local COMMAND_TTL_MS = 3600 * 1000
+local CUTOFF_TTL_S = 691200
+
+-- Commands are trimmed by age only, never by number: a flood cannot push one out.
+local function send(stream, why, job)
+  put('XADD', stream, 'MINID', '~', string.format('%d', NOW_MS - 2 * COMMAND_TTL_MS), '*',
+    'command', doc.command, 'sig', doc.sig, 'why', why, 'job', job)
+end
+
+local function remove(key, state, lane)
+  put('LREM', RQ .. 'queue:' .. lane, 0, doc.job)
+  put('ZREM', RQ .. 'scheduled:' .. lane, doc.job)
+  put('ZREM', RQ .. 'deferred:' .. lane, doc.job)
+  call('HSET', key, 'rf_state', 'killing', 'status', 'canceled')
+  -- Should no agent ever sign its end, it goes together with its tombstone.
+  call('EXPIRE', key, string.format('%d', doc.ttl))
+  put('ZADD', RQ .. 'canceled:' .. lane, string.format('%d', NOW_S), doc.job)
+end
+
+local function kill_job()
+  local key = KEYS[1]
+  local found = fields(key, 'rf_state', 'rf_claim', 'origin', 'rf_attempt')
+  local known = found and call('EXISTS', key) == 1
+  local state = known and (found[1] or 'queued') or nil
+  if state and ENDED[state] then return {'ended', state} end
+  put('SET', KEYS[2], doc.sig .. ' ' .. doc.command, 'EX', string.format('%d', doc.ttl))
+  if not known then return {'unknown'} end
+  note('job.kill_requested', doc.job, whole(found[4] or '0') or 0, {detail = {command = doc.id, by = doc.by, reason = doc.reason}})
+  local node = string.match(found[2] or '', '^([^/]+)/')
+  if HELD[state] and node then
+    send(RF .. 'ctl:' .. node, 'held', doc.job)
+    return {'sent', node}
+  end
+  if state ~= 'killing' then remove(key, state, found[3] or '') end
+  -- Until an agent has signed the end, the job stays in the list that every agent sweeps.
+  put('ZADD', KEYS[4], string.format('%d', NOW_MS), doc.job)
+  send(KEYS[3], 'removed', doc.job)
+  return {'removed'}
+end
+
+local function live_nodes()
+  local now = fleet_ms(KEYS[4])
+  local names, seen = {}, {}
+  for _, member in ipairs(call('ZRANGEBYSCORE', KEYS[2], string.format('(%d', now), '+inf')) do
+    local node = string.match(member, '^([^/]+)/')
+    if node and not seen[node] and call('HEXISTS', KEYS[3], node) == 1 then
+      seen[node] = true
+      names[#names + 1] = node
+    end
+  end
+  return names
+end
+
+local function cut()
+  local seq = counter()
+  for i = 6, #KEYS do
+    put('HSET', KEYS[i], doc.field, string.format('%d %s %s', seq, doc.sig, doc.command))
+    call('HINCRBY', KEYS[i], '#', 1)
+    call('EXPIRE', KEYS[i], CUTOFF_TTL_S)
+  end
+  send(KEYS[5], 'cutoff', '')
+  local reply = live_nodes()
+  table.insert(reply, 1, seq)
+  return reply
+end
+
+if doc.form == 'job' then return kill_job() end
+return cut()

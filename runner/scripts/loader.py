@@ -1,0 +1,38 @@
+"""Reads the scripts: text and SHA-1 of each, with the shared prelude in front.
+
+Called by whoever runs a script (EVALSHA first, EVAL after NOSCRIPT). Must never build a script's text from data.
+
+    script = load("enqueue")
+    client.evalsha(script.sha, len(keys), *keys, *args)    # NoScriptError: client.eval(script.text, the same)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+__all__ = ["NAMES", "Script", "load"]
+
+NAMES: Final = ("enqueue", "kill", "lease", "recover", "register", "sweep", "turn", "unregister")
+_HOME: Final = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script: its name, its whole text and the SHA-1 (hex) by which the server knows it."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def load(name: str) -> Script:
+    """Return a script by name. Raises KeyError for a name that is not one of NAMES."""
+    if name not in NAMES:
+        raise KeyError(name)
+    text = "\n".join((_HOME / f"{part}.lua").read_text("utf-8") for part in ("prelude", name))
+    return Script(name, text, hashlib.sha1(text.encode("utf-8"), usedforsecurity=False).hexdigest())

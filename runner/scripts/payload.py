@@ -1,0 +1,76 @@
+"""The payload of a job hash: RQ's ``[function, instance, args, kwargs]``, holding one signed envelope and nothing else.
+
+Called by the client (packs), the node agent and every other reader (parse). Standard library only. Must never hand a
+byte to a decoder that follows names, and never unpack more than the cap (attack 25).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+from runner.wire import codec
+from runner.wire.errors import CodecError, RecordError
+from runner.wire.spec import MAX_ENVELOPE_BYTES
+
+__all__ = ["FUNCTION", "MAX_DATA_BYTES", "MAX_PAYLOAD_BYTES", "JobData", "decompress", "pack", "parse"]
+
+#: The one function that a job of ours names.
+FUNCTION: Final = "runner.jobs.run"
+#: Largest payload after unpacking, in bytes: an envelope in which every third byte needs a six-byte escape.
+MAX_PAYLOAD_BYTES: Final = 3 * MAX_ENVELOPE_BYTES + 4096
+#: Largest packed payload that a script hands out, in bytes (zlib adds at most a few bytes to what it can't shrink).
+MAX_DATA_BYTES: Final = MAX_PAYLOAD_BYTES + 4096
+
+
+@dataclass(frozen=True, slots=True)
+class JobData:
+    """One job's signed bytes and their signature text, as received; nothing is verified yet."""
+
+    envelope: bytes
+    signature: str
+
+
+def decompress(data: bytes, limit_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
+    """Unpack one complete zlib stream of at most ``limit_bytes``; never allocates more than that.
+
+    Raises:
+        CodecError: no zlib stream, a cut one, bytes after it, or more than the limit.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        found = unpacker.decompress(data, limit_bytes + 1)
+    except zlib.error:
+        raise CodecError("not a zlib stream") from None
+    if len(found) > limit_bytes:
+        raise CodecError(f"unpacks to more than {limit_bytes} bytes")
+    if not unpacker.eof or unpacker.unused_data:
+        raise CodecError("a cut zlib stream, or bytes after it")
+    return found
+
+
+def pack(envelope: bytes, signature: str) -> bytes:
+    """Return the ``data`` field of a job hash, byte for byte what RQ's Job.save writes with its JSONSerializer."""
+    kwargs = {"envelope": envelope.decode("utf-8"), "sig": signature}
+    return zlib.compress(json.dumps([FUNCTION, None, [], kwargs]).encode("utf-8"))
+
+
+def parse(data: bytes) -> JobData:
+    """Return the signed bytes of a ``data`` field.
+
+    Raises:
+        CodecError: not one bounded, strict JSON document. RecordError: it is not a job of ours (another function,
+            an instance, positional or other arguments).
+    """
+    document = codec.load(decompress(data), limit_bytes=MAX_PAYLOAD_BYTES)
+    if not isinstance(document, list) or document[:3] != [FUNCTION, None, []]:
+        raise RecordError(f"the payload names something else than {FUNCTION}", path="data")
+    kwargs = document[3] if len(document) == 4 else None
+    if not isinstance(kwargs, dict) or set(kwargs) != {"envelope", "sig"}:
+        raise RecordError("the payload has other arguments than envelope and sig", path="data")
+    envelope, signature = kwargs["envelope"], kwargs["sig"]
+    if not isinstance(envelope, str) or not isinstance(signature, str):
+        raise RecordError("envelope and sig are texts", path="data")
+    return JobData(envelope.encode("utf-8"), signature)

@@ -1,0 +1,74 @@
+-- Takes waiting jobs that a kill hits, so that they end although no slot is free.
+--
+-- KEYS   1 rf:seq   2 rf:leases   3 rf:claims:NODE/BOOT   4 rf:clock   5 rf:doomed   6+ rq:queue:LANE, as in `lanes`
+-- ARGV   1  {rq, rf, node, boot, cap, bytes, limit, window, lanes: [[name, from]], jobs: [id]}
+--           limit: most jobs taken; window: ids looked at per lane, from index `from`
+--           jobs: ids that a notice named (removed from their lane by a kill)
+-- REPLY  {[{row, word}], [next `from` per lane], lost}
+-- RACE   a job is taken in the step that checks it, so two agents never get the same one, and one that lies in a lane
+--        leaves it in that step.
+
+local NODE, BOOT = doc.node, doc.boot
+local dead, bytes = {}, 0
+
+local function full()
+  return #dead >= doc.limit or bytes >= doc.bytes
+end
+
+local function take(id, key, found, lane, seq, order)
+  local taken, size = bury(id, key, NODE, BOOT, whole(found[2] or '0') or 0, lane, seq, order)
+  dead[#dead + 1] = taken
+  bytes = bytes + size
+end
+
+-- A job that kill.lua removed; it is nobody's until the first agent takes it.
+local function adopt(id)
+  local key = RQ .. 'job:' .. id
+  local found = fields(key, 'rf_state', 'rf_attempt', 'rf_seq', 'rf_sel', 'origin', 'rf_claim')
+  if not found or found[1] ~= 'killing' or ENDED[found[1]] then
+    call('ZREM', KEYS[5], id)
+    return
+  end
+  if found[6] then return end
+  local lane, seq = found[5] or '', seq_of(found[3])
+  -- The tombstone may have lapsed or been removed: killing stays the safe side.
+  take(id, key, found, lane, seq, doom(id, seq, found[4], lane) or {'tombstone', 0, '', ''})
+end
+
+local function comb(index, lane, from)
+  local ids = pcall_('LRANGE', KEYS[5 + index], from, from + doc.window - 1)
+  if wrong(ids) or #ids == 0 then return 0 end
+  local kept = 0
+  for _, id in ipairs(ids) do
+    if full() then return from + kept end
+    local key = RQ .. 'job:' .. id
+    local found = #id <= 80 and string.match(id, '^[%w_-]+$')
+      and fields(key, 'rf_state', 'rf_attempt', 'rf_seq', 'rf_sel')
+    local waits = found and (not found[1] or found[1] == 'queued') and call('EXISTS', key) == 1
+    local seq = waits and seq_of(found[3])
+    local order = waits and doom(id, seq, found[4], lane)
+    if order then
+      call('LREM', KEYS[5 + index], 1, id)
+      take(id, key, found, lane, seq, order)
+    else
+      kept = kept + 1
+    end
+  end
+  return #ids == doc.window and from + kept or 0
+end
+
+local lease = tonumber(call('ZSCORE', KEYS[2], NODE .. '/' .. BOOT) or nil)
+if not lease or lease <= fleet_ms(KEYS[4]) then return {{}, {}, 1} end
+for _, id in ipairs(doc.jobs) do
+  if full() then break end
+  adopt(id)
+end
+for _, id in ipairs(call('ZRANGE', KEYS[5], 0, doc.limit - 1)) do
+  if full() then break end
+  adopt(id)
+end
+local nexts = {}
+for index, lane in ipairs(doc.lanes) do
+  nexts[index] = full() and lane[2] or comb(index, lane[1], lane[2])
+end
+return {dead, nexts, 0}

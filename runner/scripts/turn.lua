@@ -1,0 +1,293 @@
+-- One loop turn of a node agent: finishes what is done, marks what has started, claims for the free slots.
+--
+-- KEYS   1 rf:seq   2 rf:leases   3 rf:claims:NODE/BOOT   4 rf:clock   5 rf:cut   6+ rq:queue:LANE, as in `lanes`
+-- ARGV   1  {rq, rf, node, boot, ttl, cap, bytes, budget, known, held, finishes, starts, free, lanes}
+--           ttl: seconds that ends are kept; cap: most bytes of one payload; bytes: of all payloads together
+--           budget: most ids taken from lanes; known: {table: version} of the cutoff tables that the agent has
+--           held: every job that the agent knows to hold (absent: unknown), those in finishes included
+--           fence = {job, attempt, slot ("-" for none), execution (""), lane, worker ("")}
+--           finishes: [fence + {kind: end|retry|release, state, reason, status, registry, type, started, wall,
+--             value, failure, outcome, osig, event, esig}]  (value, failure, outcome, event: numbers of ARGV, 0 = none)
+--           starts: [fence + {state, status}]   free: [[slot, worker, execution]]   lanes: [name], priority first
+--        2+ byte strings
+-- REPLY  {finishes, starts, claims, dead, expired, dropped, lost, counter, more, cutoffs, orphans}
+--        finishes, starts: [{done|stale|killed, word or nil}]   claims, expired: [row]   dead: [{row, word}]
+--        orphans: [{row, NODE/BOOT, once, retries, word}] (with the unknown holds: see hand_out_again)
+--        cutoffs: [{table, version, field, value, field, value, ...}] that the agent does not know yet
+-- RACE   pop, kill check and claim are one step: a job is in its lane or held under a fence (claim, attempt), and a kill
+--        sees one or the other. A finish is written only under its fence, so a late agent cannot overwrite a newer
+--        attempt and an end is written once, with its one event.
+
+local NODE, BOOT = doc.node, doc.boot
+local MEMBER = NODE .. '/' .. BOOT
+local DAY_S = 86400
+local FAR_S = 30 * DAY_S
+
+local function set_worker(worker, state, counter_name, wall)
+  if worker == '' then return end
+  local key = RQ .. 'worker:' .. worker
+  -- A worker whose hash has lapsed is written anew by the next renewal, whole and with its TTL.
+  if call('EXISTS', key) == 0 then return end
+  put('HSET', key, 'state', state)
+  if counter_name then
+    call('HINCRBY', key, counter_name, 1)
+    call('HINCRBYFLOAT', key, 'total_working_time', wall)
+  end
+end
+
+-- The state of a job under a fence; nil when another attempt, another holder or an end has replaced it.
+local function fenced(f, key)
+  local found = fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_seq', 'rf_sel')
+  if not found or found[1] ~= MEMBER .. '/' .. f.slot or whole(found[2]) ~= f.attempt or not HELD[found[3] or ''] then
+    return nil
+  end
+  return found[3], found
+end
+
+-- Our own traces of an attempt go even when the fence is gone: they carry its execution id and nobody else's.
+local function settle(f)
+  local held = call('HGET', KEYS[3], f.job)
+  if held and whole(string.match(held, '^%d+')) == f.attempt then call('HDEL', KEYS[3], f.job) end
+  drop_execution(f.job, f.execution, f.lane, f.worker)
+end
+
+local function record_result(f, started_at)
+  local entry = {'type', string.format('%d', f.type), 'worker_name', f.worker}
+  local function add(name, value) entry[#entry + 1] = name; entry[#entry + 1] = value end
+  if f.failure > 0 then add('exc_string', ARGV[f.failure]) end
+  if f.value > 0 then add('return_value', ARGV[f.value]) end
+  if f.execution ~= '' then add('execution_id', f.execution) end
+  if started_at then add('execution_started_at', started_at) end
+  if f.execution ~= '' then add('execution_ended_at', NOW_FLOAT) end
+  local key = RQ .. 'results:' .. f.job
+  put('XADD', key, 'MAXLEN', '~', 10, '*', unpack(entry))
+  call('EXPIRE', key, doc.ttl)
+end
+
+local function register_end(f)
+  local key = RQ .. f.registry .. ':' .. f.lane
+  local score = f.registry == 'canceled' and NOW_S or NOW_S + doc.ttl
+  put('ZADD', key, string.format('%d', score), f.job)
+  -- RQ trims these only when somebody counts them, and canceled ones never.
+  local over = f.registry == 'canceled' and NOW_S - doc.ttl or NOW_S
+  call('ZREMRANGEBYSCORE', key, 0, string.format('%d', over))
+end
+
+local function finish_end(f, key, started_at)
+  call('HSET', key, 'status', f.status, 'ended_at', NOW_ISO, 'last_heartbeat', NOW_ISO, 'rf_state', f.state,
+    'rf_reason', f.reason, 'rf_outcome', f.outcome > 0 and ARGV[f.outcome] or '', 'rf_outcome_sig', f.osig)
+  record_result(f, started_at)
+  register_end(f)
+  call('EXPIRE', key, doc.ttl)
+  call('EXPIRE', RF .. 'log:' .. f.job, doc.ttl)
+  call('ZREM', RF .. 'doomed', f.job)
+  set_worker(f.worker, 'idle', f.state == 'finished' and 'successful_job_count' or 'failed_job_count', f.wall)
+  emit(tenant_of(f.job), ARGV[f.event], f.esig)
+end
+
+local function finish_retry(f, key, started_at)
+  call('HSET', key, 'enqueued_at', NOW_ISO, 'started_at', '', 'ended_at', '', 'last_heartbeat', NOW_ISO)
+  record_result(f, started_at)
+  set_worker(f.worker, 'idle', 'failed_job_count', f.wall)
+  back_to_lane(f.job, key, f.lane, f.attempt)
+  emit(tenant_of(f.job), ARGV[f.event], f.esig)
+end
+
+-- The same end was written by an earlier call whose reply was lost.
+local function written_before(f, key)
+  local found = fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_outcome_sig')
+  return f.kind == 'end' and found and found[1] == MEMBER .. '/' .. f.slot and whole(found[2]) == f.attempt
+    and found[3] == f.state and f.osig ~= '' and found[4] == f.osig
+end
+
+local function finish(f)
+  local key = RQ .. 'job:' .. f.job
+  local state, found = fenced(f, key)
+  if not state then
+    settle(f)
+    set_worker(f.worker, 'idle')
+    return {written_before(f, key) and 'done' or 'stale'}
+  end
+  if f.kind == 'release' and state ~= 'claimed' then return {'stale'} end
+  if f.kind == 'retry' then
+    local order = doom(f.job, seq_of(found[4]), found[5], f.lane, NODE)
+    if order then
+      call('HSET', key, 'rf_state', 'killing')
+      return {'killed', order}
+    end
+  end
+  local started_at = f.execution ~= ''
+    and call('HGET', RQ .. 'execution:' .. f.job .. ':' .. f.execution, 'created_at')
+  settle(f)
+  if f.kind == 'end' then
+    finish_end(f, key, started_at)
+  elseif f.kind == 'retry' then
+    finish_retry(f, key, started_at)
+  else
+    set_worker(f.worker, 'idle')
+    back_to_lane(f.job, key, f.lane, f.execution == '' and f.attempt or f.attempt - 1)
+  end
+  return {'done'}
+end
+
+local function start(s)
+  local key = RQ .. 'job:' .. s.job
+  local state, found = fenced(s, key)
+  if not state then return {'stale'} end
+  call('HSET', key, 'rf_state', s.state, 'status', s.status, 'last_heartbeat', NOW_ISO)
+  if state == 'claimed' then
+    call('HSET', key, 'started_at', NOW_ISO, 'worker_name', s.worker)
+    call('PERSIST', key)
+  end
+  local order = s.state == 'running' and doom(s.job, seq_of(found[4]), found[5], s.lane, NODE) or nil
+  return {'done', order}
+end
+
+-- What the agent gets.
+local claims, dead, expired, orphans, dropped, handed = {}, {}, {}, {}, 0, 0
+local tenants = {}
+
+local function claim(id, key, lane, offer, attempt, seq, odd)
+  local slot, worker, execution = offer[1], offer[2], offer[3]
+  local timeout = whole(call('HGET', key, 'timeout') or nil)
+  if not timeout or timeout < 1 or timeout > 366 * DAY_S then timeout = 3660 end
+  local life = timeout + FAR_S
+  local both = id .. ':' .. execution
+  local record = RQ .. 'execution:' .. both
+  hold(id, key, NODE, BOOT, slot, 'claimed', attempt, execution, lane)
+  put('HSET', record, 'id', execution, 'job_id', id, 'created_at', NOW_FLOAT, 'last_heartbeat', NOW_FLOAT,
+    'worker_name', worker)
+  call('EXPIRE', record, life)
+  local index = RQ .. 'executions:' .. id
+  put('ZADD', index, string.format('%d', NOW_S + life + 60), execution)
+  call('EXPIRE', index, life + 60)
+  -- Far in the future: a read-only `rq info` fails every job whose score here has lapsed.
+  put('ZADD', RQ .. 'wip:' .. lane, string.format('%d', NOW_S + life), both)
+  local own = RQ .. 'worker:' .. worker .. ':executions'
+  put('SADD', own, both)
+  call('EXPIRE', own, 480)
+  set_worker(worker, 'busy')
+  note('job.claimed', id, attempt, {node = NODE, boot = BOOT, detail = {slot = slot}})
+  local taken, size = row(id, key, attempt, lane, slot, execution, seq, odd)
+  handed = handed + size
+  claims[#claims + 1] = taken
+end
+
+-- Takes one popped id; true when it fills the slot.
+local function take(id, lane, offer)
+  local key = RQ .. 'job:' .. id
+  local found = #id <= 80 and string.match(id, '^[%w_-]+$') and fields(key, 'rf_state', 'rf_attempt', 'rf_seq', 'rf_sel',
+    'rf_not_after')
+  -- No such job, one that is held or has ended (a repeated id, attack 24), or one that waits elsewhere.
+  if not found or (found[1] and found[1] ~= 'queued') or call('EXISTS', key) == 0 then
+    dropped = dropped + 1
+    return false
+  end
+  local seq = seq_of(found[3])
+  local attempt = whole(found[2] or '0')
+  local order = doom(id, seq, found[4], lane)
+  tenants[tenant_of(id)] = true
+  if order then
+    local buried, size = bury(id, key, NODE, BOOT, attempt or 0, lane, seq, order)
+    dead[#dead + 1] = buried
+    handed = handed + size
+    return false
+  end
+  local odd = odd_fields(key, lane)
+  if not attempt or attempt > 1000 then
+    odd[#odd + 1] = 'rf_attempt'
+    attempt = 0
+  end
+  local not_after = whole(found[5] or nil)
+  if not_after and not_after > 0 and not_after < NOW_MS then
+    hold(id, key, NODE, BOOT, '-', 'claimed', attempt, '-', lane)
+    local taken, size = row(id, key, attempt, lane, '-', '', seq, odd)
+    expired[#expired + 1] = taken
+    handed = handed + size
+    return false
+  end
+  claim(id, key, lane, offer, attempt + 1, seq, odd)
+  return true
+end
+
+-- What an earlier call handed out in a reply that never arrived. Claims for slots come from turns alone, and turns follow
+-- each other; other holds may be in a reply that is still on its way to another loop of the same agent.
+local REPLY_TIMEOUT_MS = 10000
+local function hand_out_again(id, text, known)
+  local held = held_as(text)
+  if not held or known[id] then return end
+  if held.mark ~= '' and held.ms + REPLY_TIMEOUT_MS > NOW_MS then return end
+  local key = RQ .. 'job:' .. id
+  local found = fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_seq', 'rf_sel')
+  call('HDEL', KEYS[3], id)
+  drop_execution(id, held.execution, held.lane, '')
+  if not found or string.match(found[1] or '', '^(.*)/[^/]*$') ~= MEMBER or whole(found[2]) ~= held.attempt then return end
+  local seq, taken, size = seq_of(found[4]), nil, 0
+  local order = doom(id, seq, found[5], held.lane)
+  if found[3] == 'claimed' then
+    back_to_lane(id, key, held.lane, held.mark == '' and held.attempt - 1 or held.attempt)
+  elseif found[3] == 'killing' and held.mark == '-' then
+    taken, size = bury(id, key, NODE, BOOT, held.attempt, held.lane, seq, order or {'tombstone', 0, '', ''})
+    dead[#dead + 1] = taken
+  elseif HELD[found[3] or ''] then
+    taken, size = adopt_started(id, key, NODE, BOOT, MEMBER, found[3], held.attempt, held.lane, seq, order)
+    orphans[#orphans + 1] = taken
+  end
+  handed = handed + size
+end
+
+local function reconcile()
+  if not doc.held or call('HLEN', KEYS[3]) <= #doc.held then return end
+  local known = {}
+  for _, id in ipairs(doc.held) do known[id] = true end
+  local all = call('HGETALL', KEYS[3])
+  for i = 1, #all, 2 do hand_out_again(all[i], all[i + 1], known) end
+end
+
+local more = 0
+local function fill()
+  local at, left = 1, doc.budget
+  for _, offer in ipairs(doc.free) do
+    local filled = false
+    while not filled and at <= #doc.lanes do
+      if left <= 0 or handed >= doc.bytes then
+        more = 1
+        return
+      end
+      local id = pcall_('LPOP', KEYS[5 + at])
+      if not id or wrong(id) then
+        at = at + 1
+      else
+        left = left - 1
+        filled = take(id, doc.lanes[at], offer)
+      end
+    end
+  end
+  if at <= #doc.lanes then more = 1 end
+end
+
+-- The tables behind the claims: the agent checks them against the selectors of the signed envelope before the start.
+local function news(name)
+  local key = name == '' and RF .. 'cut' or RF .. 'cut:' .. name
+  local version = fields(key, '#')
+  if not version or not version[1] or version[1] == doc.known[name] then return nil end
+  local reply = {name, version[1]}
+  for _, part in ipairs(call('HGETALL', key)) do reply[#reply + 1] = part end
+  return reply
+end
+
+local finishes, starts, cutoffs = {}, {}, {}
+for i, f in ipairs(doc.finishes) do finishes[i] = finish(f) end
+for i, s in ipairs(doc.starts) do starts[i] = start(s) end
+reconcile()
+
+local lease = tonumber(call('ZSCORE', KEYS[2], MEMBER) or nil)
+local lost = (not lease or lease <= fleet_ms(KEYS[4])) and 1 or 0
+if lost == 0 and #doc.free > 0 then
+  fill()
+  if #claims > 0 then
+    cutoffs[1] = news('')
+    for tenant in pairs(tenants) do cutoffs[#cutoffs + 1] = news(tenant) end
+  end
+end
+return {finishes, starts, claims, dead, expired, dropped, lost, counter(), more, cutoffs, orphans}

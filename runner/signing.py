@@ -1,0 +1,104 @@
+"""Port: nacl. Ed25519 signatures over domain-tagged bytes.
+
+Called by the client (jobs, commands), the node agent (outcomes, receipts, events), keys (cards) and everyone who
+verifies. Must never sign or verify without a domain, and never look a key up by its 16-digit label alone.
+
+A signature travels as text ``KEYID.BASE64URL``: the signer's key id (16 hex digits, a label for the look-up only), a
+dot, and the 64 signature bytes in base64url without padding. It covers the bytes as they travel; nothing is re-encoded
+to verify it, except the one-file form of a receipt (`verify_receipt`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import re
+from typing import Final
+
+from nacl.bindings import crypto_sign_BYTES, crypto_sign_PUBLICKEYBYTES, crypto_sign_SEEDBYTES
+from nacl.exceptions import BadSignatureError
+from nacl.exceptions import ValueError as NaclValueError
+from nacl.signing import SigningKey, VerifyKey
+
+from runner.wire import record
+from runner.wire.envelope import Domain, signing_bytes
+from runner.wire.receipt import Receipt
+
+__all__ = ["Signer", "key_id_of", "new_private", "signed_receipt", "signer_of", "verify", "verify_receipt"]
+
+_SIGNATURE: Final = re.compile(r"([0-9a-f]{16})\.([A-Za-z0-9_-]{86})")
+_PUBLIC: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class Signer:
+    """A private key that signs. Its repr shows the key id only."""
+
+    __slots__ = ("_key", "key_id", "public")
+
+    def __init__(self, private: bytes) -> None:
+        """Take the 32 private bytes. Raises ValueError for another length."""
+        if len(private) != crypto_sign_SEEDBYTES:
+            raise ValueError("a private key has 32 bytes")
+        self._key = SigningKey(private)
+        #: The public key, 64 hex digits.
+        self.public: str = bytes(self._key.verify_key).hex()
+        #: First 16 hex digits of SHA-256 of the public bytes.
+        self.key_id: str = key_id_of(self.public)
+
+    def sign(self, domain: Domain, payload: bytes) -> str:
+        """Return the signature text over ``payload`` in ``domain``."""
+        signature = self._key.sign(signing_bytes(domain, payload)).signature
+        return f"{self.key_id}.{base64.urlsafe_b64encode(signature).decode('ascii').rstrip('=')}"
+
+    def __repr__(self) -> str:
+        return f"Signer({self.key_id})"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a private key is never serialised")
+
+
+def new_private() -> bytes:
+    """Return a fresh private key: 32 bytes of the kernel's randomness."""
+    return bytes(SigningKey.generate())
+
+
+def key_id_of(public: str) -> str:
+    """Return the label of a public key given as 64 hex digits. Raises ValueError."""
+    if not _PUBLIC.fullmatch(public):
+        raise ValueError("a public key is 64 lower-case hex digits")
+    return hashlib.sha256(bytes.fromhex(public)).hexdigest()[:16]
+
+
+def signer_of(signature: str) -> str:
+    """Return the key id that a signature names, or "" if the text is no signature. A label: proves nothing."""
+    match = _SIGNATURE.fullmatch(signature)
+    return match[1] if match else ""
+
+
+def verify(public: str, domain: Domain, payload: bytes, signature: str) -> bool:
+    """Return whether ``signature`` is that of ``public`` over ``payload`` in ``domain``. Never raises for bad input."""
+    match = _SIGNATURE.fullmatch(signature)
+    if match is None or not _PUBLIC.fullmatch(public) or match[1] != key_id_of(public):
+        return False
+    try:
+        raw = base64.urlsafe_b64decode(match[2] + "==")
+        if len(raw) != crypto_sign_BYTES or len(bytes.fromhex(public)) != crypto_sign_PUBLICKEYBYTES:
+            return False
+        VerifyKey(bytes.fromhex(public)).verify(signing_bytes(domain, payload), raw)
+    except (BadSignatureError, NaclValueError, binascii.Error):
+        return False
+    return True
+
+
+def signed_receipt(signer: Signer, receipt: Receipt) -> tuple[bytes, str]:
+    """Return (bytes, signature) as they travel in a reply: signer set, signature field empty (see `verify_receipt`)."""
+    payload = record.dumps(dataclasses.replace(receipt, signer=signer.key_id, signature=""))
+    return payload, signer.sign(Domain.RECEIPT, payload)
+
+
+def verify_receipt(public: str, receipt: Receipt) -> bool:
+    """Return whether a whole receipt (as ``kill --json`` printed it) carries the signature of ``public``."""
+    payload = record.dumps(dataclasses.replace(receipt, signature=""))
+    return receipt.signer == signer_of(receipt.signature) and verify(public, Domain.RECEIPT, payload, receipt.signature)

@@ -1,0 +1,118 @@
+"""Canonical JSON out, strict JSON in: the only text form that ever crosses a process border.
+
+Called by every encoder and decoder of the project. Must never re-encode received bytes to verify them (a signature
+covers the bytes as they arrived), and never accept a document that two parsers could read differently.
+
+Source: RFC 8259; the rules answer attack 26 (duplicate keys, big numbers, depth).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final, TypeAlias, cast
+
+from runner.wire.errors import CodecError
+
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "Json", "dump", "load"]
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+#: Deepest nesting of arrays and objects that is read or written.
+MAX_DEPTH: Final = 32
+#: Largest document that is read unless the caller names a limit, in bytes (8 MiB).
+MAX_BYTES: Final = 8 * 1024 * 1024
+#: Integers beyond 64 bits have no portable JSON form.
+_INT_MIN: Final = -(2**63)
+_INT_MAX: Final = 2**63 - 1
+_MAX_INT_DIGITS: Final = 20
+
+#: Strings (skipped whole, in linear time even if unterminated) and brackets.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+_OPEN: Final = frozenset((b"[", b"{"))
+_CLOSE: Final = frozenset((b"]", b"}"))
+
+
+def dump(value: object) -> bytes:
+    """Return the canonical form: UTF-8, sorted keys, no spaces, no NaN, no lone surrogate.
+
+    Raises:
+        CodecError: the value is not plain JSON, is nested deeper than MAX_DEPTH or holds a lone surrogate.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+        data = text.encode("utf-8")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CodecError(f"not plain JSON ({type(error).__name__})") from None
+    _check_depth(data)
+    return data
+
+
+def load(data: bytes, *, limit_bytes: int = MAX_BYTES) -> Json:
+    """Parse one document; refuse what is ambiguous or too large.
+
+    Raises:
+        CodecError: more than ``limit_bytes``, nested deeper than MAX_DEPTH, duplicate keys, NaN or Infinity, integers
+            beyond 64 bits, invalid UTF-8 or lone surrogates, anything after the document.
+    """
+    if len(data) > limit_bytes:
+        raise CodecError(f"{len(data)} bytes, the limit is {limit_bytes}")
+    _check_depth(data)
+    try:
+        text = data.decode("utf-8")
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique_pairs,
+            parse_constant=_no_constant,
+            parse_int=_bounded_int,
+            parse_float=_finite_float,
+        )
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except CodecError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"not strict JSON ({type(error).__name__})") from None
+    return cast("Json", value)
+
+
+def _check_depth(data: bytes) -> None:
+    """Bound the nesting before any recursive parser sees the bytes."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for match in _TOKEN.finditer(data):
+        token = match[0]
+        if token in _OPEN:
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise CodecError(f"nested deeper than {MAX_DEPTH}")
+        elif token in _CLOSE:
+            depth -= 1
+
+
+def _unique_pairs(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise CodecError("an object has the same key twice")
+    return found
+
+
+def _no_constant(name: str) -> Json:
+    raise CodecError(f"{name} is not JSON")
+
+
+def _bounded_int(text: str) -> int:
+    if len(text) > _MAX_INT_DIGITS:
+        raise CodecError("an integer has more than 64 bits")
+    number = int(text)
+    if not _INT_MIN <= number <= _INT_MAX:
+        raise CodecError("an integer has more than 64 bits")
+    return number
+
+
+def _finite_float(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise CodecError("a number is too large for a double")
+    return number

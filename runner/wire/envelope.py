@@ -1,0 +1,26 @@
+"""What exactly is signed: domain, length and the received bytes.
+
+Called by runner.signing. Must never let a signature of one kind of record verify as another kind (attack 26).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["Domain", "signing_bytes"]
+
+
+class Domain(StrEnum):
+    """The kinds of signed records."""
+
+    JOB = "ringfence/job/1"
+    COMMAND = "ringfence/command/1"
+    RECEIPT = "ringfence/receipt/1"
+    EVENT = "ringfence/event/1"
+    OUTCOME = "ringfence/outcome/1"
+    CARD = "ringfence/card/1"
+
+
+def signing_bytes(domain: Domain, payload: bytes) -> bytes:
+    """Return the bytes that an Ed25519 signature covers: domain tag, payload length, payload."""
+    return b"%s\n%d\n%s" % (domain.value.encode("ascii"), len(payload), payload)

@@ -1,0 +1,42 @@
+"""Events: what happened to jobs, nodes and kills, in order.
+
+Called by scripts (job.queued, job.claimed) and agents (all others, signed). Must never hold a secret or raw output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+__all__ = ["Event", "EventType"]
+
+
+class EventType(StrEnum):
+    """Every event there is. Exactly one JOB_ENDED per job."""
+
+    JOB_QUEUED = "job.queued"
+    JOB_CLAIMED = "job.claimed"
+    JOB_STARTED = "job.started"
+    JOB_KILL_REQUESTED = "job.kill_requested"
+    JOB_RETRIED = "job.retried"
+    JOB_ENDED = "job.ended"
+    KILL_UNCONFIRMED = "kill.unconfirmed"
+    NODE_UP = "node.up"
+    NODE_DOWN = "node.down"
+    NODE_DEGRADED = "node.degraded"
+    NODE_UNHEALTHY = "node.unhealthy"
+    NODE_SWEPT = "node.swept"
+    CHANNEL_VIOLATION = "channel.violation"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event. ``at`` is Unix milliseconds; ``detail`` holds flat facts (state, reason, processes, …)."""
+
+    type: str
+    at_ms: int
+    job: str = ""
+    attempt: int = 0
+    node: str = ""
+    boot: str = ""
+    detail: dict[str, str | int | float | bool] = field(default_factory=dict)

@@ -1,0 +1,95 @@
+"""Grants: exactly what a job may touch, in the form that is signed.
+
+Called by the client (builds them), admission (compares them with policy) and the containment (enforces them). Must
+never hold a default that permits something: an empty ``Grants`` permits nothing beyond the bare sandbox.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from runner.wire.errors import GrammarError
+
+__all__ = ["Grants", "NetGrant", "PathGrant", "SecretGrant", "format_bytes", "parse_bytes", "parse_net"]
+
+_SIZE: Final = re.compile(r"(\d{1,15})([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_FACTOR: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:.]{2,45}\]")
+_MAX_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class PathGrant:
+    """One granted path. ``mode`` read or write; ``all`` lifts the protection of code that is run later."""
+
+    path: str
+    mode: Literal["read", "write"]
+    all: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.path.startswith("/") or "\0" in self.path or posixpath.normpath(self.path) != self.path:
+            raise GrammarError("a granted path is absolute and normalised, without .. and trailing slash")
+
+
+@dataclass(frozen=True, slots=True)
+class NetGrant:
+    """One reachable destination: host name or literal address, and port."""
+
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        if not _HOST.fullmatch(self.host) or not 1 <= self.port <= _MAX_PORT:
+            raise GrammarError("a net grant is HOST:PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class SecretGrant:
+    """One secret by name. ``target``: the variable for env, the host for proxy, nothing for file and get."""
+
+    name: str
+    mode: Literal["proxy", "get", "file", "env"] = "proxy"
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Every permission one job asks for. None in a total means: not asked, the node's default limit applies."""
+
+    paths: tuple[PathGrant, ...] = ()
+    net: tuple[NetGrant, ...] = ()
+    secrets: tuple[SecretGrant, ...] = ()
+    tools: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+    disk_bytes: int | None = None
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of ``512M``, ``1G``, ``65536``; powers of 1024. Raises GrammarError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise GrammarError("a size is a positive number with K, M, G or T, such as 512M")
+    return int(match[1]) * _FACTOR[match[2].upper()]
+
+
+def format_bytes(count: int) -> str:
+    """Return the shortest exact form that parse_bytes reads back."""
+    for unit in ("T", "G", "M", "K"):
+        if count and count % _FACTOR[unit] == 0:
+            return f"{count // _FACTOR[unit]}{unit}"
+    return str(count)
+
+
+def parse_net(text: str) -> tuple[NetGrant, ...]:
+    """Return no grant for ``none`` and one for ``HOST:PORT``. Raises GrammarError."""
+    if text == "none":
+        return ()
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit():
+        raise GrammarError("--net takes none or HOST:PORT")
+    return (NetGrant(host.lower(), int(port)),)

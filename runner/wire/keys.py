@@ -1,0 +1,156 @@
+"""The key table: every Redis key of ours and of RQ that we touch, its type, life and writers.
+
+Called by client, agents and scripts' loaders. Must never be bypassed: a key that is not here has no owner.
+
+    key                      type    life                        written by
+    rf:seq                   string  the fleet's                 enqueue.lua (the order of all jobs, cutoffs)
+    rf:wake:<lane>           list    60 s, at most 64 items      enqueue.lua, turn.lua, recover.lua
+    rf:lanes                 set     the fleet's                 enqueue.lua (names of every lane used)
+    rf:clock                 string  the fleet's                 lease scripts; newest Redis TIME seen, ms
+    rf:leases                zset    owner: boots                lease scripts; member NODE/BOOT, score ms
+    rf:claims:<node>/<boot>  hash    owner: the lease            turn, sweep, recover; job -> fence (prelude.lua, hold)
+    rf:nodes                 hash    owner: nodes                register.lua, lease.lua; node -> record JSON
+    rf:hosts                 hash    owner: nodes                register.lua; node -> id of its machine
+    rf:cards                 hash    owner: keys                 agents; node -> signed card
+    rf:tomb:<job>            string  not_after + 1 d             kill.lua; "SIG COMMAND"
+    rf:doomed                zset    owner: killing jobs         kill.lua; jobs taken from a lane, not signed off yet
+    rf:cut, rf:cut:<tenant>  hash    8 d after the newest        kill.lua; selector -> "SEQ SIG COMMAND", "#" -> changes
+    rf:ctl:<node>, rf:ctl:all stream MINID of expired commands   kill.lua; command, sig, why (held|removed|cutoff), job
+    rf:rep:<command>         stream  1 h                         agents
+    rf:ev:<tenant>           stream  ~100,000 entries, 30 d      scripts (sig empty), agents; event, sig
+    rf:ev:-nodes             stream  ~100,000 entries, 30 d      agents (node events; "-" is no tenant)
+    rf:log:<job>             stream  7 d after the last entry    agents
+    rf:act:<tenant>          zset    not_after + 7 d             enqueue.lua; newest 10,000 ids by sequence (for ps)
+
+RQ's keys keep their names below the same prefix rule (notes: RQ_KEY_PREFIX and one hash tag on a cluster).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["PERMANENT", "Keys"]
+
+#: Patterns of our keys that have an owner instead of a TTL.
+PERMANENT: Final = (
+    "rf:seq",
+    "rf:lanes",
+    "rf:clock",
+    "rf:leases",
+    "rf:claims:*",
+    "rf:nodes",
+    "rf:hosts",
+    "rf:cards",
+    "rf:doomed",
+    "rf:ctl:*",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Names of all keys below one prefix pair. On a cluster both prefixes carry the same hash tag."""
+
+    rq: str = "rq:"
+    rf: str = "rf:"
+
+    @classmethod
+    def tagged(cls, tag: str) -> Keys:
+        """Return the table for a cluster: every key in the slot of ``{tag}``."""
+        return cls(rq=f"{{{tag}}}rq:", rf=f"{{{tag}}}rf:")
+
+    def seq(self) -> str:
+        """The job counter."""
+        return f"{self.rf}seq"
+
+    def wake(self, lane: str) -> str:
+        """The lane's wake-up list."""
+        return f"{self.rf}wake:{lane}"
+
+    def lanes(self) -> str:
+        """Every lane that was ever used."""
+        return f"{self.rf}lanes"
+
+    def leases(self) -> str:
+        """Leases of all agent starts."""
+        return f"{self.rf}leases"
+
+    def clock(self) -> str:
+        """The newest Redis TIME that a lease script saw."""
+        return f"{self.rf}clock"
+
+    def claims(self, node: str, boot: str) -> str:
+        """Jobs that one agent start holds."""
+        return f"{self.rf}claims:{node}/{boot}"
+
+    def nodes(self) -> str:
+        """Records of all nodes."""
+        return f"{self.rf}nodes"
+
+    def hosts(self) -> str:
+        """Which machine holds each node's name."""
+        return f"{self.rf}hosts"
+
+    def cards(self) -> str:
+        """Signed node cards."""
+        return f"{self.rf}cards"
+
+    def tombstone(self, job_id: str) -> str:
+        """The kill that a job carries."""
+        return f"{self.rf}tomb:{job_id}"
+
+    def doomed(self) -> str:
+        """Jobs that a kill took out of a lane and whose end is not signed yet."""
+        return f"{self.rf}doomed"
+
+    def cutoffs(self, tenant: str | None = None) -> str:
+        """Selector kills: the controllers' table, or one tenant's."""
+        return f"{self.rf}cut" if tenant is None else f"{self.rf}cut:{tenant}"
+
+    def control(self, node: str | None = None) -> str:
+        """The command stream of one node, or of all."""
+        return f"{self.rf}ctl:{node or 'all'}"
+
+    def replies(self, command_id: str) -> str:
+        """Answers to one command."""
+        return f"{self.rf}rep:{command_id}"
+
+    def events(self, tenant: str | None) -> str:
+        """Events of a tenant's jobs, or (None) of nodes."""
+        return f"{self.rf}ev:{tenant or '-nodes'}"
+
+    def log(self, job_id: str) -> str:
+        """A job's captured output."""
+        return f"{self.rf}log:{job_id}"
+
+    def active(self, tenant: str) -> str:
+        """Recent jobs of a tenant by sequence number."""
+        return f"{self.rf}act:{tenant}"
+
+    def job(self, job_id: str) -> str:
+        """RQ's job hash."""
+        return f"{self.rq}job:{job_id}"
+
+    def queue(self, lane: str) -> str:
+        """RQ's list of waiting ids."""
+        return f"{self.rq}queue:{lane}"
+
+    def queues(self) -> str:
+        """RQ's set of queue keys."""
+        return f"{self.rq}queues"
+
+    def registry(self, kind: str, lane: str) -> str:
+        """RQ's registry ``kind`` (wip, finished, failed, canceled) of a lane."""
+        return f"{self.rq}{kind}:{lane}"
+
+    def results(self, job_id: str) -> str:
+        """RQ's result stream."""
+        return f"{self.rq}results:{job_id}"
+
+    def workers(self) -> str:
+        """RQ's set of worker keys."""
+        return f"{self.rq}workers"
+
+    def worker(self, name: str) -> str:
+        """RQ's worker hash."""
+        return f"{self.rq}worker:{name}"

@@ -1,0 +1,86 @@
+"""The receipt: a node's signed word that a job's processes are gone.
+
+Called by the agent (makes and signs it) and the client (verifies it). Must never be built before the kernel gave the
+proof, and never claims more than that proof: no proof = outcome ``unconfirmed``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = ["MAX_RECEIPT_BYTES", "KillDone", "Outcome", "Receipt"]
+
+MAX_RECEIPT_BYTES: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a kill did. ``kill_ms``: from the kill to the proof; ``total_ms``: from ``requested_at`` to ``done_at``.
+
+    ``survivors`` is 0 in a confirmed kill; None when nothing was proved. ``method`` names the kill
+    (``cgroup.kill+pidfd``, ``pidfd``, ``none``). ``signer`` is the key id, ``signature`` covers all other fields.
+    Times are ISO 8601 UTC with milliseconds.
+    """
+
+    job: str
+    command: str
+    outcome: Literal["killed", "killed_before_start", "already_ended", "unknown", "unconfirmed"]
+    state: str
+    requested_at: str
+    done_at: str
+    nonce: str
+    attempt: int = 0
+    node: str = ""
+    boot: str = ""
+    processes: int = 0
+    survivors: int | None = 0
+    method: str = "none"
+    level: str = ""
+    kill_ms: float = 0.0
+    total_ms: float = 0.0
+    reason: str = ""
+    by: str = ""
+    forced: bool = False
+    signer: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KillDone:
+    """A node's last word on a selector kill: it sent ``count`` receipts for ``command`` and has no more."""
+
+    command: str
+    node: str
+    boot: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended, signed by the node that proved it; stored beside RQ's own result.
+
+    ``result_sha256`` binds the stored return value; ``tail`` holds the last output lines of a failure (at most 2 KiB).
+    """
+
+    job: str
+    attempt: int
+    state: str
+    node: str
+    boot: str
+    ended_at_ms: int
+    started_at_ms: int | None = None
+    reason: str | None = None
+    detail: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    step: str | None = None
+    result_sha256: str | None = None
+    level: str = ""
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
+    processes: int = 0
+    output_bytes: int = 0
+    tail: str = ""
+    error: dict[str, str] | None = None

@@ -1,0 +1,154 @@
+"""JobSpec: what was asked, exactly as it is signed.
+
+Called by the client (builds and signs it) and the node agent (verifies the bytes, then decodes once). Must never carry
+a secret value; ``env`` and ``args`` are public parts of the envelope.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from runner.wire import ids, record
+from runner.wire.errors import RecordError
+from runner.wire.grants import Grants
+
+__all__ = ["MAX_ENVELOPE_BYTES", "JobSpec", "Limits", "RetryRule", "decode", "lane_of", "selectors_of"]
+
+#: Largest signed job that a client sends and a node accepts, in bytes (1 MiB).
+MAX_ENVELOPE_BYTES: Final = 1024 * 1024
+_TASK: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,200}:[A-Za-z_][A-Za-z0-9_.]{0,200}")
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_PROFILE: Final = re.compile(r"default|fresh|reuse=[1-9][0-9]{0,5}")
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one attempt. None = the node's default (wall 3,600 s, output 64 MiB, result 8 MiB, files 1,024)."""
+
+    timeout_s: float | None = None
+    output_bytes: int | None = None
+    result_bytes: int | None = None
+    files: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRule:
+    """How many further attempts may follow a retryable end."""
+
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One job. Exactly one of ``task`` (``module:qualname``) and ``argv`` is set. Times are Unix milliseconds, UTC."""
+
+    id: str
+    tenant: str
+    queue: str
+    nonce: str
+    not_before_ms: int
+    not_after_ms: int
+    task: str | None = None
+    argv: tuple[str, ...] | None = None
+    args: tuple[object, ...] = ()
+    kwargs: dict[str, object] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    node: str | None = None
+    min_level: str = "B"
+    trusted: bool = False
+    profile: str = "default"
+    grants: Grants = Grants()
+    limits: Limits = Limits()
+    retry: RetryRule = RetryRule()
+    at_most_once: bool = False
+    priority: int = 0
+    group: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    trace_id: str | None = None
+    v: int = VERSION
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def name(self) -> str:
+        """What people see: the task's name, or the command's first word."""
+        return self.task if self.task is not None else (self.argv or ("?",))[0]
+
+
+def decode(data: bytes) -> JobSpec:
+    """Return the validated job of verified bytes. Raises CodecError, RecordError or GrammarError."""
+    return record.loads(JobSpec, data, limit_bytes=MAX_ENVELOPE_BYTES)
+
+
+def lane_of(spec: JobSpec) -> str:
+    """Return the lane (an RQ queue name) that this job waits in: queue and sorted requirements (DESIGN §4)."""
+    needs = [f"{key}={value}" for key, value in spec.labels.items()]
+    if spec.node is not None:
+        needs.append(f"node={spec.node}")
+    if spec.min_level != "B":
+        needs.append(f"level={spec.min_level}")
+    return f"{spec.queue}@{','.join(sorted(needs))}" if needs else spec.queue
+
+
+def selectors_of(spec: JobSpec, node: str | None = None) -> tuple[str, ...]:
+    """Return every selector that hits this job, such as ``all``, ``tag:team=acme``; ``node`` once it is claimed."""
+    found = ["all", f"tenant:{spec.tenant}", f"queue:{spec.queue}"]
+    found += [f"tag:{key}={value}" for key, value in sorted(spec.tags.items())]
+    found += [f"secret:{secret.name}" for secret in spec.grants.secrets]
+    if spec.task is not None:
+        found.append(f"task:{spec.task}")
+    if spec.group is not None:
+        found.append(f"group:{spec.group}")
+    if node is not None:
+        found.append(f"node:{node}")
+    return tuple(found)
+
+
+def _check(spec: JobSpec) -> None:
+    if spec.v != VERSION:
+        raise RecordError(f"version {spec.v} is not supported, this is version {VERSION}", path="v")
+    if ids.tenant_of(spec.id) != ids.check_tenant(spec.tenant):
+        raise RecordError("the id belongs to another tenant", path="id")
+    ids.check_name(spec.queue, "queue")
+    if spec.node is not None:
+        ids.check_node(spec.node)
+    _check_work(spec)
+    _check_names(spec)
+    if spec.min_level not in {"A", "B", "C", "D", "E", "F"}:
+        raise RecordError("a level is A to F", path="min_level")
+    if not _PROFILE.fullmatch(spec.profile):
+        raise RecordError("a profile is default, fresh or reuse=N", path="profile")
+    if not 0 <= spec.retry.count <= 1000 or not -1000 <= spec.priority <= 1000:
+        raise RecordError("retries are 0 to 1000, a priority -1000 to 1000", path="retry")
+    if spec.not_after_ms <= spec.not_before_ms:
+        raise RecordError("not_after must be later than not_before", path="not_after_ms")
+
+
+def _check_work(spec: JobSpec) -> None:
+    if (spec.task is None) == (spec.argv is None):
+        raise RecordError("exactly one of task and argv is needed", path="task")
+    if spec.task is not None and not _TASK.fullmatch(spec.task):
+        raise RecordError("a task is module:qualname", path="task")
+    if spec.argv is not None and (not spec.argv or not spec.argv[0] or any("\0" in word for word in spec.argv)):
+        raise RecordError("argv needs a first word and no NUL", path="argv")
+
+
+def _check_names(spec: JobSpec) -> None:
+    for key, value in (*spec.labels.items(), *spec.tags.items()):
+        ids.check_name(key, "tag or label")
+        if len(value) > 256 or "\0" in value:
+            raise RecordError("a tag or label value has at most 256 characters", path="tags")
+    for key, value in spec.labels.items():
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value):
+            raise RecordError("a label value is 1 to 64 of letters, digits, _ . and -", path=f"labels.{key}")
+    for key, value in spec.env.items():
+        if not _ENV_NAME.fullmatch(key) or "\0" in value:
+            raise RecordError("an environment name is letters, digits and _", path="env")
+    if spec.cwd is not None and not spec.cwd.startswith("/"):
+        raise RecordError("cwd is absolute", path="cwd")

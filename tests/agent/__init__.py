@@ -1,0 +1,1 @@
+"""Tests of the node agent's own parts."""

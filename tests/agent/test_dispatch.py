@@ -1,0 +1,166 @@
+"""The turn loop: nothing claimed is forgotten, nothing finished is lost, whatever the store answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from node_agent.dispatch import Dispatcher
+from node_agent.errors import LeaseLostError, StoreAwayError
+from node_agent.turns import Claim, Dead, Finish, FinishReply, Start, StartReply, Turn, TurnReply
+from runner.wire.states import State
+from tests.support.wait import await_until
+
+
+class FakeStore:
+    """A store in memory: hands out claims, can lose an answer after the turn took effect."""
+
+    def __init__(self, jobs: int) -> None:
+        self.waiting = [f"main-{number}" for number in range(jobs)]
+        self.claimed: dict[str, Claim] = {}
+        self.done: list[str] = []
+        self.released: list[str] = []
+        self.lose = 0
+        self.lost = False
+        self.turns: list[Turn] = []
+
+    async def turn(self, turn: Turn) -> TurnReply:
+        self.turns.append(turn)
+        answers = []
+        for finish in turn.finishes:
+            known = self.claimed.pop(finish.claim.job, None)
+            answers.append(FinishReply(finish.claim.job, finish.claim.attempt, "done" if known else "stale"))
+            if known and finish.kind == "release":
+                self.released.append(finish.claim.job)
+                self.waiting.insert(0, finish.claim.job)
+            elif known:
+                self.done.append(finish.claim.job)
+        claims = []
+        for slot in turn.free:
+            if self.waiting:
+                claim = Claim(self.waiting.pop(0), 1, "agents", slot)
+                self.claimed[claim.job] = claim
+                claims.append(claim)
+        if self.lose:
+            self.lose -= 1
+            raise StoreAwayError("the answer was lost")
+        starts = tuple(StartReply(start.claim.job, start.claim.attempt, "done") for start in turn.starts)
+        return TurnReply(tuple(answers), starts, tuple(claims), lost=self.lost, more=bool(self.waiting))
+
+    async def held(self) -> tuple[Claim, ...]:
+        return tuple(self.claimed.values())
+
+
+class Crew:
+    """Finishes every claim at once."""
+
+    def __init__(self, dispatcher: Dispatcher, *, mark: bool = False) -> None:
+        self.dispatcher = dispatcher
+        self.mark = mark
+        self.taken: list[str] = []
+        self.known: set[str] = set()
+        self.marks: list[StartReply] = []
+
+    def take(self, claim: Claim) -> None:
+        self.taken.append(claim.job)
+        self.known.add(claim.job)
+        if self.mark:
+            self.dispatcher.mark(Start(claim))
+        self.dispatcher.finish(Finish(claim, state=State.FINISHED))
+
+    def bury(self, dead: Dead) -> None:
+        raise AssertionError(dead)
+
+    def lapse(self, claim: Claim) -> None:
+        raise AssertionError(claim)
+
+    def holds(self, claim: Claim) -> bool:
+        return claim.job in self.known
+
+    def finished(self, finish: Finish, reply: FinishReply) -> None:
+        self.known.discard(finish.claim.job)
+
+    def marked(self, reply: StartReply) -> None:
+        self.marks.append(reply)
+
+
+async def _run(store: FakeStore, jobs: int, *, mark: bool = False) -> tuple[Crew, Dispatcher]:
+    dispatcher = Dispatcher(store, 2, lambda: ("agents",), lambda: None)
+    crew = Crew(dispatcher, mark=mark)
+    dispatcher.serve(crew)
+    task = asyncio.create_task(dispatcher.run())
+    dispatcher.wake()
+    try:
+        await await_until(lambda: len(store.done) == jobs or task.done(), "every job is done")
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return crew, dispatcher
+
+
+def test_every_job_is_done_once_and_all_slots_are_free_after() -> None:
+    """Ten jobs over two slots."""
+    store = FakeStore(10)
+    crew, dispatcher = asyncio.run(_run(store, 10))
+    assert sorted(store.done) == sorted(crew.taken)
+    assert len(set(store.done)) == 10
+    assert dispatcher.busy == 0
+
+
+def test_a_finish_and_the_next_claim_share_one_turn() -> None:
+    """At most one round trip a job once the loop runs."""
+    store = FakeStore(20)
+    asyncio.run(_run(store, 20))
+    assert len(store.turns) <= 12
+
+
+def test_claims_of_a_lost_answer_go_back_and_run() -> None:
+    """The store claimed, the answer never came: the jobs are released, uncounted, and run later."""
+    store = FakeStore(4)
+    store.lose = 1
+    crew, dispatcher = asyncio.run(_run(store, 4))
+    assert sorted(set(crew.taken)) == ["main-0", "main-1", "main-2", "main-3"]
+    assert sorted(store.released) == ["main-0", "main-1"]
+    assert dispatcher.busy == 0
+
+
+def test_finishes_of_a_lost_answer_are_sent_again() -> None:
+    """A finish is sent until the store answers; the fence makes that safe."""
+    store = FakeStore(2)
+
+    async def check() -> None:
+        dispatcher = Dispatcher(store, 2, lambda: ("agents",), lambda: None)
+        crew = Crew(dispatcher)
+        dispatcher.serve(crew)
+        claim = Claim("main-9", 1, "agents", 0)
+        store.claimed["main-9"] = claim
+        crew.known.add("main-9")
+        store.waiting.clear()
+        store.lose = 2
+        task = asyncio.create_task(dispatcher.run())
+        dispatcher.finish(Finish(claim, state=State.FINISHED))
+        await await_until(lambda: not crew.known, "the finish is answered")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(check())
+    assert store.done == ["main-9"]
+
+
+def test_a_start_mark_that_its_own_end_overtakes_is_not_sent() -> None:
+    """A job that ended before its mark was sent needs no mark."""
+    store = FakeStore(3)
+    crew, _ = asyncio.run(_run(store, 3, mark=True))
+    assert crew.marks == []
+    assert len(store.done) == 3
+
+
+def test_without_a_lease_the_loop_ends() -> None:
+    """A boot that others declared dead claims nothing more."""
+    store = FakeStore(1)
+    store.lost = True
+    with pytest.raises(LeaseLostError):
+        asyncio.run(_run(store, 99))

@@ -1,0 +1,1 @@
+"""Rules on the source tree itself: sizes, imports, layers and texts."""

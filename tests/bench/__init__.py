@@ -1,0 +1,1 @@
+"""Speed against stock RQ, measured in one run (`make bench`)."""

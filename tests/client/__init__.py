@@ -1,0 +1,1 @@
+"""The application's side: keys, signatures, tasks, enqueue, results, kills, against a real store."""

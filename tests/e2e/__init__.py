@@ -1,0 +1,1 @@
+"""Whole fleets through the command line, as users run them."""

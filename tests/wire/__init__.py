@@ -1,0 +1,1 @@
+"""The vocabulary: properties of every codec, grammar and state machine."""
