@@ -1,4 +1,4 @@
-"""`python -I -m node_agent`: one node agent in the foreground.
+"""Port: runner.errors. `python -I -m node_agent`: one node agent in the foreground.
 
 Started by `ringfence agent`, `ringfence up` and systemd. The only place of this package that configures logging and
 reads flags. Must never start from a package that is not the distribution's, nor print a store URL with its password.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import logging
 import resource
 import sys
@@ -19,9 +20,6 @@ from typing import Final
 
 from pydantic import ValidationError
 
-import broker
-import node_agent
-import runner
 from node_agent.agent import serve
 from node_agent.errors import NodeError
 from node_agent.settings import AgentSettings
@@ -30,6 +28,7 @@ from runner.errors import RingfenceError
 EX_TEMPFAIL: Final = 75
 EX_CONFIG: Final = 78
 _DISTRIBUTION: Final = "ringfence"
+_PACKAGES: Final = ("runner", "node_agent", "broker")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +66,8 @@ def _check_packages() -> None:
         distribution = metadata.distribution(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
         raise SystemExit(EX_CONFIG) from None
-    parents = {Path(package.__file__ or "/").resolve().parent.parent for package in (broker, node_agent, runner)}
+    specs = [importlib.util.find_spec(name) for name in _PACKAGES]
+    parents = {Path(spec.origin or "/").resolve().parent.parent for spec in specs if spec is not None}
     known = {Path(str(distribution.locate_file(""))).resolve()}
     origin = distribution.read_text("direct_url.json") or ""
     known |= {parent for parent in parents if f'"file://{parent}"' in origin}

@@ -1,8 +1,10 @@
-"""Admission: may this claimed job run on this node? Every check on values; a doubt is a denial.
+"""Port: runner.signing. Admission: may this claimed job run on this node? Every check on values; a doubt is a denial.
 
 Called by the supervisor for each claim, before anything of the job exists on the host. Pure: trust, policy, host facts,
 time and the ledger's answer come in, an Admitted or a Denial comes out. Must never look at the envelope's content
 before the signature over the received bytes is verified, and never relax a check because another one passed.
+
+An admitted job's path goes on in node_agent/supervisor.py.
 """
 
 from __future__ import annotations

@@ -87,6 +87,13 @@ class Control:
             if start == "0" and entries:
                 await asyncio.wait(set(self._tasks))
 
+    async def close(self) -> None:
+        """Give up what is under way; only when the boot is over. Idempotent."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _join(self) -> None:
         for stream in self._streams():
             try:
@@ -185,10 +192,7 @@ class Control:
         for run in chosen:
             run.kill(order)
         for run in chosen:
-            proof = await run.proved
-            if proof.verdict is None or proof.verdict.proved:
-                await run.acknowledged
-            self._mail.receipt(self._notary.receipt(run, order, proof))
+            self._mail.receipt(self._notary.receipt(run, order, await run.answerable()))
 
     async def _arriving(self, job: str) -> Run | None:
         """A claim that the store shows for this boot may still be in a turn's answer."""

@@ -1,7 +1,9 @@
 """The turn loop: one script call per pass that finishes what is done, marks what started and claims for free slots.
 
-Called by the agent (one Dispatcher per boot) and the supervisor (hands in finishes and starts). Must never hold a job's
-claim without either carrying it out or giving it back, and never send two turns at once.
+Called by the session (one Dispatcher per boot) and the supervisor (hands in finishes and starts). Must never hold a
+job's claim without either carrying it out or giving it back, and never send two turns at once.
+
+A claim's path goes on in node_agent/supervisor.py, which asks node_agent/admission.py first.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from node_agent.errors import LeaseLostError, StoreAwayError
-from node_agent.turns import Claim, Dead, Finish, FinishReply, Start, StartReply, Turn, TurnReply
+from node_agent.turns import Claim, Dead, Finish, FinishReply, Orphan, Start, StartReply, Turn, TurnReply
+from runner.wire.states import State
 
 __all__ = ["Crew", "Dispatcher", "TurnStore", "wake_loop"]
 
@@ -29,9 +32,6 @@ class TurnStore(Protocol):
     async def turn(self, turn: Turn) -> TurnReply:
         """Run one turn. Raises StoreAwayError."""
 
-    async def held(self) -> tuple[Claim, ...]:
-        """Return every claim that the store keeps for this boot. Raises StoreAwayError."""
-
 
 class Crew(Protocol):
     """Who carries claims out: the supervisor."""
@@ -45,8 +45,11 @@ class Crew(Protocol):
     def lapse(self, claim: Claim) -> None:
         """End a claim whose time passed in the lane."""
 
-    def holds(self, claim: Claim) -> bool:
-        """Whether this boot knows the claim."""
+    def inherit(self, orphan: Orphan) -> None:
+        """End a started attempt that nobody carries on."""
+
+    def held(self) -> tuple[str, ...]:
+        """Every job that this boot knows to hold; the store hands out again what a lost answer left behind."""
 
     def finished(self, finish: Finish, reply: FinishReply) -> None:
         """The store's answer to a finish."""
@@ -72,7 +75,6 @@ class Dispatcher:
         self._work = True
         self._claiming = True
         self._crew: Crew | None = None
-        self._uncertain = False
 
     @property
     def busy(self) -> int:
@@ -123,13 +125,10 @@ class Dispatcher:
             if turn is None:
                 continue
             try:
-                if self._uncertain:
-                    await self._reconcile()
                 reply = await self._store.turn(turn)
             except StoreAwayError as error:
                 log.warning("turn failed, the store is away", extra={"error": str(error), "wait_s": wait_s})
                 self._put_back(turn)
-                self._uncertain = True
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, BACKOFF_S[1])
                 self._stirred.set()
@@ -149,14 +148,20 @@ class Dispatcher:
     def _next(self) -> Turn | None:
         finishes, self._finishes = self._finishes, []
         ended = {(finish.claim.job, finish.claim.attempt) for finish in finishes}
-        starts = [start for start in self._starts if (start.claim.job, start.claim.attempt) not in ended]
+        # A job that ended meanwhile still gets its mark and job.started event, but nobody has to see it killing.
+        starts = [
+            start
+            for start in self._starts
+            if start.state is State.RUNNING or (start.claim.job, start.claim.attempt) not in ended
+        ]
         self._starts = []
         free: tuple[int, ...] = ()
         if self._claiming and (self._work or finishes) and self._free:
             free = tuple(sorted(self._free))
         if not (finishes or starts or free):
             return None
-        return Turn(tuple(finishes), tuple(starts), free, self._lanes() if free else ())
+        lanes = self._lanes() if free else ()
+        return Turn(tuple(finishes), tuple(starts), free, lanes, held=self._need_crew().held())
 
     def _put_back(self, turn: Turn) -> None:
         self._finishes[:0] = turn.finishes
@@ -177,21 +182,13 @@ class Dispatcher:
             crew.bury(dead)
         for claim in reply.expired:
             crew.lapse(claim)
+        for orphan in reply.orphans:
+            crew.inherit(orphan)
         if reply.lost:
             self._lost()
             raise LeaseLostError("the store knows no lease of this agent start")
         if self._work and self._free:
             self._stirred.set()
-
-    async def _reconcile(self) -> None:
-        """A turn whose answer was lost may have claimed: what nobody here knows goes back, uncounted."""
-        crew = self._need_crew()
-        sent = {(finish.claim.job, finish.claim.attempt) for finish in self._finishes}
-        for claim in await self._store.held():
-            if not crew.holds(claim) and (claim.job, claim.attempt) not in sent:
-                self._finishes.append(Finish(claim, kind="release"))
-                self._stirred.set()
-        self._uncertain = False
 
     def _need_crew(self) -> Crew:
         if self._crew is None:

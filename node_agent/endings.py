@@ -20,9 +20,9 @@ from runner.wire import codec
 from runner.wire.errors import WireError
 from runner.wire.event import EventType
 from runner.wire.receipt import Outcome
-from runner.wire.states import FailReason, State
+from runner.wire.states import FailReason, RefuseReason, State
 
-__all__ = ["Result", "command_result", "denied", "exception_ending", "finish_of", "read_result"]
+__all__ = ["Evidence", "Result", "command_result", "denied", "exception_ending", "finish_of", "read_result"]
 
 _TEXT_LIMIT: Final = 64 * 1024
 
@@ -62,58 +62,28 @@ def read_result(raw: bytes | None, limit_bytes: int) -> Result:
     return Result(problem="the result has an unknown form")
 
 
-def finish_of(
-    claim: Claim,
-    run: Run,
-    ending: Ending,
-    notary: Notary,
-    *,
-    verdict: Verdict | None = None,
-    result: Result | None = None,
-    tail: str = "",
-    output_bytes: int = 0,
-) -> Finish:
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of an attempt's end besides its state."""
+
+    verdict: Verdict | None = None
+    result: Result | None = None
+    tail: str = ""
+    output_bytes: int = 0
+
+
+def finish_of(claim: Claim, run: Run, ending: Ending, notary: Notary, evidence: Evidence | None = None) -> Finish:
     """Return the Finish of one attempt: the next attempt if its end allows one, else the job's one end."""
+    known = evidence or Evidence()
     started = run.started_at_ms is not None
     if run.cause in {"shutdown", "lease"} and not started:
         return Finish(claim, "release")
     if run.spec is not None and not run.orders and may_retry(ending, run.spec, claim.attempt):
-        detail: dict[str, str | int | float | bool] = {"state": ending.state, "reason": ending.reason or ""}
-        event = notary.event(EventType.JOB_RETRIED, job=claim.job, attempt=claim.attempt, detail=detail)
-        text = _failure(ending, result, tail)
-        return Finish(
-            claim, "retry", ending.state, ending.reason, started, b"", "", event.payload, event.signature, None, text
-        )
-    value = result.value if result is not None and ending.state == State.FINISHED else None
-    usage = verdict.usage if verdict is not None else Usage()
-    outcome = notary.outcome(
-        Outcome(
-            job=claim.job,
-            attempt=claim.attempt,
-            state=ending.state,
-            node=notary.node,
-            boot=notary.boot,
-            ended_at_ms=now_ms(),
-            started_at_ms=run.started_at_ms,
-            reason=ending.reason,
-            detail=ending.detail,
-            exit_code=ending.exit_code,
-            signal=ending.signal,
-            step=verdict.step or None if verdict is not None else None,
-            result_sha256=hashlib.sha256(value).hexdigest() if value is not None else None,
-            level=notary.level,
-            wall_s=usage.wall_s,
-            cpu_s=usage.cpu_s,
-            max_rss_bytes=usage.max_rss_bytes,
-            processes=usage.processes,
-            output_bytes=output_bytes,
-            tail="" if ending.state == State.FINISHED else tail,
-            error=result.error if result is not None else None,
-        )
-    )
-    event = notary.event(
-        EventType.JOB_ENDED, job=claim.job, attempt=claim.attempt, detail=_detail(run, ending, verdict)
-    )
+        return _retry(claim, ending, notary, known, started=started)
+    value = known.result.value if known.result is not None and ending.state == State.FINISHED else None
+    outcome = notary.outcome(_outcome(claim, run, ending, notary, known, value))
+    facts = _detail(run, ending, known.verdict)
+    event = notary.event(EventType.JOB_ENDED, job=claim.job, attempt=claim.attempt, detail=facts)
     return Finish(
         claim=claim,
         kind="end",
@@ -125,13 +95,57 @@ def finish_of(
         event=event.payload,
         event_signature=event.signature,
         return_value=value,
-        failure="" if ending.state == State.FINISHED else _failure(ending, result, tail),
+        failure="" if ending.state == State.FINISHED else _failure(ending, known),
+        wall_s=known.verdict.usage.wall_s if known.verdict is not None else 0.0,
+    )
+
+
+def _retry(claim: Claim, ending: Ending, notary: Notary, known: Evidence, *, started: bool) -> Finish:
+    detail: dict[str, str | int | float | bool] = {"state": ending.state, "reason": ending.reason or ""}
+    event = notary.event(EventType.JOB_RETRIED, job=claim.job, attempt=claim.attempt, detail=detail)
+    return Finish(
+        claim=claim,
+        kind="retry",
+        state=ending.state,
+        reason=ending.reason,
+        started=started,
+        event=event.payload,
+        event_signature=event.signature,
+        failure=_failure(ending, known),
+    )
+
+
+def _outcome(claim: Claim, run: Run, ending: Ending, notary: Notary, known: Evidence, value: bytes | None) -> Outcome:
+    usage = known.verdict.usage if known.verdict is not None else Usage()
+    return Outcome(
+        job=claim.job,
+        attempt=claim.attempt,
+        state=ending.state,
+        node=notary.node,
+        boot=notary.boot,
+        ended_at_ms=now_ms(),
+        started_at_ms=run.started_at_ms,
+        reason=ending.reason,
+        detail=ending.detail,
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+        step=known.verdict.step or None if known.verdict is not None else None,
+        result_sha256=hashlib.sha256(value).hexdigest() if value is not None else None,
+        level=notary.level,
         wall_s=usage.wall_s,
+        cpu_s=usage.cpu_s,
+        max_rss_bytes=usage.max_rss_bytes,
+        processes=usage.processes,
+        output_bytes=known.output_bytes,
+        tail="" if ending.state == State.FINISHED else known.tail,
+        error=known.result.error if known.result is not None else None,
     )
 
 
 def exception_ending(error: dict[str, str]) -> Ending:
     """Return the end of a task that raised."""
+    if error["type"] == "UnknownTaskError":
+        return Ending(State.REFUSED, RefuseReason.UNKNOWN_TASK, 125, detail=error["message"])
     if error["type"] == "ResultTooLarge":
         return Ending(State.FAILED, FailReason.RESULT_NOT_STORABLE, 1, detail=error["message"])
     first = error["message"].splitlines()[0][:500] if error["message"] else ""
@@ -151,13 +165,13 @@ def _detail(run: Run, ending: Ending, verdict: Verdict | None) -> dict[str, str 
     return detail
 
 
-def _failure(ending: Ending, result: Result | None, tail: str) -> str:
+def _failure(ending: Ending, known: Evidence) -> str:
     """RQ's readers show one text per failure: the reason first, then the evidence."""
     lines = [f"{ending.state}({ending.reason})" if ending.reason else str(ending.state)]
     if ending.detail:
         lines.append(ending.detail)
-    if result is not None and result.error is not None:
-        lines.append(result.error["traceback"])
-    elif tail:
-        lines.append(f"last output:\n{tail}")
+    if known.result is not None and known.result.error is not None:
+        lines.append(known.result.error["traceback"])
+    elif known.tail:
+        lines.append(f"last output:\n{known.tail}")
     return "\n".join(lines)[:_TEXT_LIMIT]

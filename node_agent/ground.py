@@ -1,4 +1,4 @@
-"""What one agent needs of its host, for as long as its process lives: home, name, keys, groups, probe.
+"""Port: runner.keyring and runner.trust. What one agent process needs of its host: home, name, keys, groups.
 
 Called by the agent's start. Must never let two agents share a name in one home, and never start on a home that another
 user could change.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import os
 import resource
 import sys
@@ -15,7 +16,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import runner
 from node_agent import policy
 from node_agent.admission import Enforcement, Rules
 from node_agent.containment.cgroup import NodeGroups
@@ -23,7 +23,7 @@ from node_agent.containment.errors import GroupBusy
 from node_agent.containment.host import HostReport
 from node_agent.containment.paths import Protected
 from node_agent.containment.sweep import Journal, sweep_folders
-from node_agent.errors import NameTakenError, PolicyError
+from node_agent.errors import InvariantError, NameTakenError, PolicyError
 from node_agent.sandbox import Defaults
 from node_agent.settings import AgentSettings
 from runner import keyring, trust
@@ -135,7 +135,10 @@ def prepare(settings: AgentSettings) -> Ground:
 
 def python_paths() -> tuple[str, ...]:
     """Return the folders that hold this interpreter and these packages: what a task's own imports need, read-only."""
-    own = Path(runner.__file__ or "").resolve().parent
+    found = importlib.util.find_spec("runner")
+    if found is None or found.origin is None:
+        raise InvariantError("the package runner is not importable")
+    own = Path(found.origin).resolve().parent
     roots = [Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()]
     if not any(own.is_relative_to(root) for root in roots):
         roots.append(own)

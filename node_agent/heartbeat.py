@@ -43,7 +43,7 @@ class Heir(Protocol):
 
 
 class Heartbeat:
-    """Renews every half heartbeat. ``describe`` returns the node's record as canonical JSON."""
+    """Renews every half heartbeat. ``describe``: the node's record as canonical JSON; ``lanes``: those served now."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Heartbeat:
         *,
         heartbeat_s: float,
         describe: Callable[[], bytes],
+        lanes: Callable[[], Sequence[str]],
     ) -> None:
         self._store = store
         self._recovery = recovery
@@ -63,6 +64,7 @@ class Heartbeat:
         self._lease_ms = int(2 * heartbeat_s * 1000)
         self._margin_ms = int(heartbeat_s / 2 * 1000)
         self._describe = describe
+        self._lanes = lanes
         self.degraded = False
 
     async def run(self) -> None:
@@ -84,7 +86,7 @@ class Heartbeat:
         sent_ns = self._lease.now()
         try:
             async with asyncio.timeout(self._every_s):
-                alive = await self._store.renew(self._describe(), self._lease_ms)
+                alive = await self._store.renew(self._describe(), self._lease_ms, self._lanes())
         except (StoreAwayError, TimeoutError) as error:
             if not self.degraded:
                 log.warning("renewal failed, the store is away", extra={"error": str(error)})

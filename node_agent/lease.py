@@ -35,6 +35,7 @@ class Lease:
         self._span_ns = int((lease_s - margin_s) * 1e9)
         self._clock = clock
         self._deadline_ns = 0
+        self._gaps = 0
 
     def now(self) -> int:
         """Read the clock; take it before a renewal is sent."""
@@ -42,6 +43,8 @@ class Lease:
 
     def extend(self, sent_ns: int) -> None:
         """The store confirmed the renewal that was sent at ``sent_ns``."""
+        if self.lapsed():
+            self._gaps += 1
         self._deadline_ns = max(self._deadline_ns, sent_ns + self._span_ns)
         for holder in self._holders:
             holder.renew(self._deadline_ns)
@@ -49,3 +52,10 @@ class Lease:
     def lapsed(self) -> bool:
         """Whether jobs must be gone by now."""
         return self._clock() >= self._deadline_ns
+
+    def era(self) -> int:
+        """Return -1 while jobs must be gone, else a number that is another one after each such gap.
+
+        A job that sees two numbers lost its mould to the lease, even if nobody took the lease over (attack 36).
+        """
+        return -1 if self.lapsed() else self._gaps

@@ -35,7 +35,8 @@ class LocalSocket:
     def __init__(self, path: Path, handler: Handler) -> None:
         self._path = path
         self._handler = handler
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Listen. Raises SetupError if the path is too long; an older socket of the same name is replaced."""
@@ -43,36 +44,60 @@ class LocalSocket:
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         old = os.umask(0o177)
         try:
-            self._server = await asyncio.start_unix_server(self._serve, str(self._path), limit=MAX_LINE_BYTES)
+            listener.bind(str(self._path))
         finally:
             os.umask(old)
+        listener.listen(16)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def stop(self) -> None:
-        """Stop listening and remove the path; idempotent."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-            with contextlib.suppress(FileNotFoundError):
-                self._path.unlink()
+        """Stop listening, end what is being answered, remove the path; idempotent."""
+        if self._listener is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._listener)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._listener.close()
+        self._listener = None
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            peer = peer_uid(writer.get_extra_info("socket"))
-            if peer not in (0, os.geteuid()):
-                return
-            line = await asyncio.wait_for(reader.readline(), _IDLE_S)
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            peer, _ = listener.accept()
+            peer.setblocking(False)
+            task = asyncio.get_running_loop().create_task(self._talk(peer))
+            self._tasks.add(task)
+            # Not in the task itself: one that is cancelled before its first step never runs.
+            task.add_done_callback(lambda _: peer.close())
+            task.add_done_callback(self._tasks.discard)
+
+    async def _talk(self, peer: socket.socket) -> None:
+        if peer_uid(peer) not in (0, os.geteuid()):
+            return
+        with contextlib.suppress(WireError, OSError, TimeoutError):
+            async with asyncio.timeout(_IDLE_S):
+                line = await _line(peer)
             request = codec.load(line, limit_bytes=MAX_LINE_BYTES)
             if isinstance(request, dict):
-                writer.write(codec.dump(await self._handler(request)) + b"\n")
-                await writer.drain()
-        except (WireError, ConnectionError, TimeoutError, ValueError):
-            return
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+                answer = codec.dump(await self._handler(request)) + b"\n"
+                await asyncio.get_running_loop().sock_sendall(peer, answer)
+
+
+async def _line(peer: socket.socket) -> bytes:
+    """Read one line; over the limit the parser refuses what was read so far."""
+    data = b""
+    while not data.endswith(b"\n") and len(data) <= MAX_LINE_BYTES:
+        part = await asyncio.get_running_loop().sock_recv(peer, MAX_LINE_BYTES)
+        if not part:
+            break
+        data += part
+    return data
 
 
 def ask(path: Path, request: dict[str, object], timeout_s: float) -> dict[str, codec.Json]:

@@ -49,7 +49,7 @@ class LocalDesk:
         run.kill(order)
         try:
             async with asyncio.timeout(order.grace_s + _number(request.get("wait_s"), 15.0)):
-                proof = await asyncio.shield(run.proved)
+                proof = run.proof if run.proof is not None else await asyncio.shield(run.proved)
         except TimeoutError:
             return {"receipt": record.encode(self._notary.answer(job, order, "unconfirmed", "killing", run.attempt))}
         return {"receipt": record.encode(self._notary.receipt(run, order, proof))}

@@ -10,14 +10,18 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from node_agent.errors import StoreAwayError
 from node_agent.output import Chunk
 from node_agent.records import Notary, Signed
-from node_agent.run import KillOrder, Proof, Run
+from node_agent.rq_store import Store
+from node_agent.run import KillOrder, Run
+from node_agent.turns import Claim
 from runner.wire import record
 from runner.wire.envelope import Domain
 from runner.wire.keys import Keys
@@ -33,32 +37,43 @@ REPLY_TTL_S: Final = 3600
 BACKOFF_S: Final = (0.05, 2.0)
 _BATCH: Final = 256
 
-Entry = tuple[str, dict[str, bytes | str | int], int, int | None]
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One entry of a stream."""
+
+    key: str
+    fields: dict[str, bytes | str | int]
+    ttl_s: int
+    maxlen: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Output of one attempt."""
+
+    claim: Claim
+    chunks: tuple[Chunk, ...]
 
 
 class Mail:
-    """One ordered outbox. ``run`` sends; the other methods only queue."""
+    """One ordered outbox. ``run`` sends; the other methods only queue. ``store`` must use the same connection."""
 
-    def __init__(self, client: Redis, keys: Keys, notary: Notary, *, log_ttl_s: int) -> None:
+    def __init__(self, client: Redis, keys: Keys, store: Store, notary: Notary) -> None:
         self._client = client
         self._keys = keys
+        self._store = store
         self._notary = notary
-        self._log_ttl_s = log_ttl_s
-        self._out: list[Entry] = []
+        self._out: list[_Entry | _Output] = []
         self._stirred = asyncio.Event()
         self._sent = 0
         self._queued = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def log(self, job_id: str, chunks: Sequence[Chunk]) -> None:
-        """Store output in order; returns when it is stored, waits while the store is away."""
-        key = self._keys.log(job_id)
-        for chunk in chunks:
-            fields: dict[str, bytes | str | int] = {"f": chunk.fd, "o": chunk.offset, "d": chunk.data}
-            if chunk.skipped:
-                fields["skipped"] = chunk.skipped
-            self._put((key, fields, self._log_ttl_s, None))
+    async def log(self, claim: Claim, chunks: Sequence[Chunk]) -> None:
+        """Store output in order; returns when it is stored, or void; waits while the store is away."""
+        self._put(_Output(claim, tuple(chunks)))
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((self._queued, done))
         await done
@@ -66,25 +81,25 @@ class Mail:
     def emit(self, tenant: str | None, event: Signed) -> None:
         """Store a signed event soon: of a tenant's job, or (None) of the node."""
         fields: dict[str, bytes | str | int] = {"event": event.payload, "sig": event.signature}
-        self._put((self._keys.events(tenant), fields, EVENTS_TTL_S, EVENTS_MAX))
+        self._put(_Entry(self._keys.events(tenant), fields, EVENTS_TTL_S, EVENTS_MAX))
 
     def receipt(self, receipt: Receipt) -> None:
         """Answer the receipt's own command; a local kill has none."""
         if receipt.command:
             payload = record.dumps(dataclasses.replace(receipt, signature=""))
             fields: dict[str, bytes | str | int] = {"receipt": payload, "sig": receipt.signature}
-            self._put((self._keys.replies(receipt.command), fields, REPLY_TTL_S, None))
+            self._put(_Entry(self._keys.replies(receipt.command), fields, REPLY_TTL_S))
 
     def done(self, command_id: str, count: int) -> None:
         """Say that this node has carried out a selector's command for ``count`` jobs."""
         notary = self._notary
         payload = record.dumps(KillDone(command_id, notary.node, notary.boot, count))
         fields: dict[str, bytes | str | int] = {"done": payload, "sig": notary.signer.sign(Domain.RECEIPT, payload)}
-        self._put((self._keys.replies(command_id), fields, REPLY_TTL_S, None))
+        self._put(_Entry(self._keys.replies(command_id), fields, REPLY_TTL_S))
 
-    def answer(self, run: Run, order: KillOrder, proof: Proof) -> None:
+    def answer(self, run: Run, order: KillOrder) -> None:
         """Send the receipt of ``order`` once the store has acknowledged the end (at once if the kill is unproved)."""
-        task = asyncio.get_running_loop().create_task(self._answer(run, order, proof))
+        task = asyncio.get_running_loop().create_task(self._answer(run, order))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -95,10 +110,9 @@ class Mail:
             await self._stirred.wait()
             self._stirred.clear()
             while self._out:
-                batch = self._out[:_BATCH]
                 try:
-                    await self._send(batch)
-                except RedisError as error:
+                    sent = await self._send_next()
+                except (RedisError, StoreAwayError) as error:
                     log.warning(
                         "entries wait, the store is away", extra={"error": str(error), "entries": len(self._out)}
                     )
@@ -106,9 +120,16 @@ class Mail:
                     wait_s = min(2 * wait_s, BACKOFF_S[1])
                     continue
                 wait_s = BACKOFF_S[0]
-                del self._out[: len(batch)]
-                self._sent += len(batch)
+                del self._out[:sent]
+                self._sent += sent
                 self._release()
+
+    async def close(self) -> None:
+        """Give up what is under way; only when the boot is over. Idempotent."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until what is queued now was sent, at most ``timeout_s``."""
@@ -117,22 +138,30 @@ class Mail:
         self._release()
         await asyncio.wait([done], timeout=timeout_s)
 
-    async def _answer(self, run: Run, order: KillOrder, proof: Proof) -> None:
-        if proof.verdict is None or proof.verdict.proved:
-            await run.acknowledged
-        self.receipt(self._notary.receipt(run, order, proof))
+    async def _answer(self, run: Run, order: KillOrder) -> None:
+        self.receipt(self._notary.receipt(run, order, await run.answerable()))
 
-    async def _send(self, batch: Sequence[Entry]) -> None:
+    async def _send_next(self) -> int:
+        """Send the output at the head of the box, or the entries up to the next output; return how many were sent."""
+        first = self._out[0]
+        if isinstance(first, _Output):
+            await self._store.log(first.claim, first.chunks)
+            return 1
         pipe = self._client.pipeline(transaction=False)
         lives: dict[str, int] = {}
-        for key, fields, ttl_s, maxlen in batch:
-            pipe.xadd(key, fields, maxlen=maxlen, approximate=maxlen is not None)  # type: ignore[arg-type]  # redis' own field type is invariant
-            lives[key] = ttl_s
+        batch: list[_Entry] = []
+        for entry in self._out[:_BATCH]:
+            if isinstance(entry, _Output):
+                break
+            batch.append(entry)
+            pipe.xadd(entry.key, entry.fields, maxlen=entry.maxlen, approximate=entry.maxlen is not None)  # type: ignore[arg-type]  # redis' own field type is invariant
+            lives[entry.key] = entry.ttl_s
         for key, ttl_s in lives.items():
             pipe.expire(key, ttl_s)
         await pipe.execute()
+        return len(batch)
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: _Entry | _Output) -> None:
         self._out.append(entry)
         self._queued += 1
         self._stirred.set()

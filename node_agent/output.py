@@ -69,12 +69,16 @@ class Capture:
         """The last output, at most EVIDENCE_BYTES, undecodable bytes replaced."""
         return self._evidence.decode("utf-8", "replace")
 
-    async def finish(self) -> None:
-        """Take what the dead job left in its pipes, close them, store everything; call only after the proof."""
+    def drain(self) -> None:
+        """Take what the dead job left in its pipes and close them; call only after the proof. Idempotent."""
         for fd in list(self._open):
             while fd in self._open and self._read(fd):
                 pass
         self.close()
+
+    async def finish(self) -> None:
+        """Drain, and return once everything is stored: not while the store is away."""
+        self.drain()
         if self._flush is not None:
             await self._flush
         if self._skipped:

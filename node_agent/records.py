@@ -1,4 +1,4 @@
-"""The node's signed words: outcomes, events and receipts.
+"""Port: runner.signing. The node's signed words: outcomes, events and receipts.
 
 Called by the supervisor and control, after the proof. Must never claim more than the proof: an unproved kill is
 ``unconfirmed``, with no count of survivors.
@@ -53,7 +53,7 @@ class Notary:
 
     def receipt(self, run: Run, order: KillOrder, proof: Proof) -> Receipt:
         """Return the signed receipt of one kill order for an attempt that this boot held."""
-        verdict, proved = proof.verdict, proof.verdict is None or proof.verdict.proved
+        verdict, proved = proof.verdict, proof.real
         if not proved:
             outcome = "unconfirmed"
         elif proof.ending.state != "killed":

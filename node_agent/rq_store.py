@@ -1,9 +1,9 @@
 """Port: the only place that knows how jobs, workers, results and leases are written in Redis.
 
-Called by the dispatcher (turn), the heartbeat (renew, recover), control (cutoffs, sweep) and the agent's start and
-stop. Each method is one script call or one read on the client given at construction, so each loop uses a Store of its
-own connection (``Store.on``). Must never import rq's classes, load a pickle, or act on what it read: callers verify
-signatures. Every method raises StoreAwayError when the store does not answer or answers with an error.
+Called by the dispatcher (dispatch.py: turn), the heartbeat (renew, recover), control (cutoffs, sweep) and the agent's
+start and stop. Each method is one script call or one read on the client given at construction, so each loop uses a
+Store of its own connection (``Store.on``). Must never import rq's classes, load a pickle, or act on what it read:
+callers verify signatures. Every method raises StoreAwayError when the store does not answer or answers with an error.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from redis.exceptions import NoScriptError, RedisError
 from node_agent import turn_codec
 from node_agent.cutoffs import Cutoffs
 from node_agent.errors import InvariantError, StoreAwayError
+from node_agent.output import Chunk
 from node_agent.turns import Claim, Cutoff, Dead, KillWord, Orphan, Registration, Turn, TurnReply
 from runner.scripts import loader, payload
 from runner.wire.keys import Keys
@@ -138,6 +139,10 @@ class Store:
         self._start.birth, self._start.slots, self._start.lanes = birth, slots, tuple(lanes)
         return Registration(older=tuple(answer[1:]))
 
+    async def publish_card(self, card: bytes) -> None:
+        """Show the node's card, signed by the fleet key, to those who check this node's signatures."""
+        await _answer(self._client.hset(self._keys.cards(), self._node, card))
+
     async def unregister(self) -> int:
         """Leave: workers, lease and record go. Returns how many jobs are still held; then the lease stays."""
         keys = self._keys
@@ -193,6 +198,22 @@ class Store:
             self._start.cutoffs.replace(turn_codec.text(name), turn_codec.table(flat))
         return answer
 
+    async def log(self, claim: Claim, chunks: Sequence[Chunk]) -> bool:
+        """Add output of an attempt, in order. False: this agent start does not hold it any more, nothing was added.
+
+        Safe to send again when no answer came.
+        """
+        blobs = turn_codec.Blobs()
+        rows = [[chunk.fd, chunk.offset, chunk.skipped, blobs.add(chunk.data)] for chunk in chunks]
+        document: dict[str, object] = {
+            "attempt": claim.attempt,
+            "slot": "-" if claim.slot is None else str(claim.slot),
+            "execution": claim.execution,
+            "chunks": rows,
+        }
+        keys = [self._keys.job(claim.job), self._keys.log(claim.job)]
+        return await self._run("log", keys, document, blobs.values) == 1
+
     def cutoff_for(self, job: str, seq: int, selectors: Iterable[str]) -> KillWord | None:
         """Return a known cutoff that hits a job, by selectors of its *signed* envelope; None if none does.
 
@@ -244,13 +265,13 @@ class Store:
 
         Call it every second or so: a lease counts as lapsed only after this process saw it unchanged for lease +
         margin by its own clock, so no jump of Redis TIME makes two owners. ``named`` (NODE/BOOT, from
-        ``Registration.older``) needs no waiting. More than 256 jobs come in several calls.
+        ``Registration.older``) needs no waiting, nor does the rest of a start that held more than one call takes (256).
         """
         now = self._clock()
         wait_s = (lease_ms + margin_ms) / 1000
         members: list[list[object]] = [[member, -1, 1] for member in named]
         for member, (score, since) in self._seen.items():
-            if member not in named and now - since >= wait_s:
+            if member not in named and (score <= 0 or now - since >= wait_s):
                 members.append([member, score, int(now - since >= PATIENCE * wait_s)])
         keys = self._keys
         reply = await self._run(

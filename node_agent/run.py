@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from node_agent.containment.plan import Verdict
 from node_agent.lifecycle import Cause, Ending
 from runner.wire.spec import JobSpec
+
+#: A kill that takes longer than this shows as ``killing``, in seconds; most are over before.
+SHOW_S = 0.02
 
 __all__ = ["KillOrder", "Proof", "Run", "Tree", "now_ms"]
 
@@ -38,6 +42,11 @@ class Proof:
     verdict: Verdict | None
     done_at_ms: int
 
+    @property
+    def real(self) -> bool:
+        """Whether nothing of the job is left (also because nothing of it ever ran)."""
+        return self.verdict is None or self.verdict.proved
+
 
 class Tree(Protocol):
     """The part of an Attempt that a kill needs."""
@@ -61,11 +70,15 @@ class Run:
     selectors: tuple[str, ...] = ()
     started_at_ms: int | None = None
     cause: Cause = ""
+    era: int = 0
+    proof: Proof | None = None
     orders: list[KillOrder] = field(default_factory=list)
     forced: bool = False
     tree: Tree | None = None
     proved: asyncio.Future[Proof] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     acknowledged: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    #: Called when a kill is under way for longer than SHOW_S.
+    on_kill: Callable[[], None] | None = None
     marked: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _grace: asyncio.TimerHandle | None = None
 
@@ -81,6 +94,8 @@ class Run:
             self.cause = "kill"
         if self.tree is None:
             return
+        if self.on_kill is not None:
+            asyncio.get_running_loop().call_later(SHOW_S, self.on_kill)
         if order.grace_s > 0 and not order.force:
             self.tree.terminate()
             if self._grace is None:
@@ -102,11 +117,19 @@ class Run:
             self._hard()
 
     def settle(self, proof: Proof) -> None:
-        """Tell every waiter that nothing of the job is left."""
+        """Tell all that nothing of the job is left; a later proof replaces one that was none or was overruled."""
+        self.proof = proof
         if self._grace is not None:
             self._grace.cancel()
         if not self.proved.done():
             self.proved.set_result(proof)
+
+    async def answerable(self) -> Proof:
+        """Wait until a kill can be answered over the store: the end is acknowledged there, or there is no proof."""
+        proof = await asyncio.shield(self.proved)
+        if proof.real:
+            await asyncio.shield(self.acknowledged)
+        return self.proof or proof
 
     def _hard(self) -> None:
         self.forced = True

@@ -1,4 +1,4 @@
-"""One boot of an agent: its parts, put together, started in order and stopped in order.
+"""Port: redis. One boot of an agent: its parts, put together, started in order and stopped in order.
 
 Called by the agent. Must never claim before the lease stands and the lifelines carry it, and never leave a process, a
 group or a socket behind when it stops.
@@ -76,6 +76,8 @@ class Session:
         self._idmaps: Idmaps | None = None
         self._uids: JobUids | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        #: Ends what else each part has under way, in this order.
+        self._closers: list[Callable[[], Awaitable[None]]] = []
         self._lost = asyncio.Event()
 
     async def start(self) -> None:
@@ -87,16 +89,19 @@ class Session:
         ground, settings = self._ground, self._settings
         if ground.report is None:
             ground.report = await probe.probe(settings.home, groups=ground.groups)
+        lanes = await self._store.lanes()
         self._report = ground.report
         await self._make_slots(self._report.level)
         self._notary = Notary(ground.signer, settings.name, self.boot, self._report.level)
         self._lanes = Lanes(settings.name, settings.queues, settings.labels, self._report.level)
-        self._mail = Mail(self._clients[5], self._keys, self._notary, log_ttl_s=settings.result_ttl_s)
+        self._mail = Mail(self._clients[5], self._keys, self._store.on(self._clients[5]), self._notary)
         self._ledger = Ledger(settings.node_home / "ledger", now_ms())
+        self._closers += [self._mail.close, self._close_ledger]
         self._lease = Lease(self._slots.values(), settings.lease_s, settings.margin_s)
         self._dispatcher = Dispatcher(self._store, settings.slots, self._lanes.order, self._lost.set)
         self._supervisor = Supervisor(self._tools(), self._dispatcher)
         self._dispatcher.serve(self._supervisor)
+        self._closers.insert(0, self._supervisor.close)
         self._heartbeat = Heartbeat(
             self._store.on(self._clients[1]),
             self._store.on(self._clients[2]),
@@ -104,9 +109,10 @@ class Session:
             self._supervisor,
             heartbeat_s=settings.heartbeat_s,
             describe=self._describe,
+            lanes=lambda: self._lanes.known,
         )
         self._local = LocalSocket(ground.home.sockets / settings.name, LocalDesk(self._supervisor, self._notary).handle)
-        self._lanes.refresh(await self._store.lanes())
+        self._lanes.refresh(lanes)
         await self._register()
         await self._local.start()
 
@@ -122,6 +128,7 @@ class Session:
             self._notary,
             self._ground.rules(self._report),
         )
+        self._closers.insert(0, control.close)
         loops = [
             self._task(self._dispatcher.run()),
             self._task(self._heartbeat.run()),
@@ -141,9 +148,13 @@ class Session:
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-        for task in loops:
-            if task.done():
-                task.result()
+        try:
+            for task in loops:
+                if task.done():
+                    task.result()
+        except LeaseLostError:
+            self._lost.set()
+            raise
         if zygote is not None and zygote.died.done() and not stop.is_set():
             self._supervisor.stop_all("lease")
             raise LeaseLostError("the zygote ended, and every sandbox with it")
@@ -161,6 +172,8 @@ class Session:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            for close in self._closers:
+                await close()
             for slot in self._slots.values():
                 await slot.close()
             if self._zygote is not None:
@@ -178,10 +191,12 @@ class Session:
             self._mail.emit(None, self._notary.event(EventType.NODE_DOWN, detail={"name": self._settings.name}))
             await self._mail.flush(1.0)
         await self._local.stop()
-        self._ledger.close()
         if not self._lost.is_set():
             with contextlib.suppress(Exception):
                 await self._store.on(self._clients[4]).unregister()
+
+    async def _close_ledger(self) -> None:
+        self._ledger.close()
 
     async def _make_slots(self, level: str) -> None:
         if level not in ("A", "B"):
@@ -199,7 +214,7 @@ class Session:
 
     async def _register(self) -> None:
         settings, ground = self._settings, self._ground
-        await self._clients[4].hset(self._keys.cards(), settings.name, ground.card)
+        await self._store.publish_card(ground.card)
         sent_ns = self._lease.now()
         answer = await self._store.register(
             host_id=self._host,
@@ -233,7 +248,7 @@ class Session:
             stage=Stage(self._ground.protected, self._uids, self._idmaps),
             desk=self._mail,
             slots=self._slots,
-            lapsed=self._lease.lapsed,
+            era=self._lease.era,
             cutoff=self._store.cutoff_for,
         )
 

@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 class Desk(Protocol):
     """Where the supervisor's words go besides the turn."""
 
-    async def log(self, job_id: str, chunks: Sequence[Chunk]) -> None:
+    async def log(self, claim: Claim, chunks: Sequence[Chunk]) -> None:
         """Store output in order; waits while the store is away, never raises."""
 
     def emit(self, tenant: str | None, event: Signed) -> None:
         """Store an event soon; never blocks, never raises."""
 
-    def answer(self, run: Run, order: KillOrder, proof: Proof) -> None:
+    def answer(self, run: Run, order: KillOrder) -> None:
         """Send the receipt of a kill that was found in the store, once the end is acknowledged."""
 
 
@@ -65,7 +65,8 @@ class Tools:
     stage: Stage
     desk: Desk
     slots: Mapping[int, Slot]
-    lapsed: Callable[[], bool]
+    #: See Lease.era.
+    era: Callable[[], int]
     #: The kill that a cutoff holds for these selectors of the signed envelope, if any.
     cutoff: Callable[[str, int, Sequence[str]], KillWord | None]
 
@@ -94,9 +95,9 @@ class Supervisor:
         """Return the attempt of a job that this boot holds."""
         return self._runs.get(job_id)
 
-    def holds(self, claim: Claim) -> bool:
-        """Whether this boot knows the claim."""
-        return claim.job in self._runs
+    def held(self) -> tuple[str, ...]:
+        """Every job that this boot knows to hold, until the store has acknowledged its end."""
+        return tuple(self._runs)
 
     def take(self, claim: Claim) -> None:
         """Carry out a claim that has a slot."""
@@ -133,16 +134,22 @@ class Supervisor:
         if word is not None:
             run.kill(order_of(word))
             ending = Ending(State.KILLED, "kill", detail=f"node {node} was lost after the kill was requested")
-        proof = Proof(ending, None, now_ms())
-        run.settle(proof)
+        run.settle(Proof(ending, None, now_ms()))
         self._dispatcher.finish(endings.finish_of(claim, run, ending, self._tools.notary), free_slot=False)
         if word is not None:
-            self._tools.desk.answer(run, run.orders[-1], proof)
+            self._tools.desk.answer(run, run.orders[-1])
 
     def stop_all(self, cause: lifecycle.Cause) -> None:
         """End every attempt for the node's own reason."""
         for run in self.runs():
             run.stop(cause)
+
+    async def close(self) -> None:
+        """Give up what still waits for the store; only when the boot is over. Idempotent."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until every attempt is settled; return whether that is so."""
@@ -159,8 +166,9 @@ class Supervisor:
         if reply.result == "killed" and reply.word is not None:
             run.kill(order_of(reply.word))
             ending = Ending(State.KILLED, "kill", detail="killed before its next attempt")
+            run.settle(Proof(ending, None, now_ms()))
             self._dispatcher.finish(endings.finish_of(finish.claim, run, ending, self._tools.notary), free_slot=False)
-            self._tools.desk.answer(run, run.orders[-1], Proof(ending, None, now_ms()))
+            self._tools.desk.answer(run, run.orders[-1])
             return
         del self._runs[finish.claim.job]
         if reply.result == "done" and run.spec is not None and run.started_at_ms is not None:
@@ -182,8 +190,13 @@ class Supervisor:
 
     def _open(self, claim: Claim) -> Run:
         run = Run(claim.job, claim.attempt, claim.slot, claim.seq)
+        run.on_kill = lambda: self._show_killing(claim, run)
         self._runs[claim.job] = run
         return run
+
+    def _show_killing(self, claim: Claim, run: Run) -> None:
+        if run.started_at_ms is not None and not run.proved.done():
+            self._dispatcher.mark(Start(claim, State.KILLING))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -191,11 +204,10 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _close_unstarted(self, claim: Claim, run: Run, ending: Ending, word: KillWord | None) -> None:
-        proof = Proof(ending, None, now_ms())
-        run.settle(proof)
+        run.settle(Proof(ending, None, now_ms()))
         self._dispatcher.finish(endings.finish_of(claim, run, ending, self._tools.notary))
         if word is not None:
-            self._tools.desk.answer(run, order_of(word), proof)
+            self._tools.desk.answer(run, order_of(word))
 
     def _admit(self, claim: Claim, run: Run) -> Admitted | Denial:
         """Judge the received bytes; fill in what the signed envelope says."""
@@ -268,7 +280,7 @@ class Supervisor:
         run.begun(attempt)
         capture = Capture(
             (attempt.stdout, attempt.stderr),
-            lambda chunks: tools.desk.log(claim.job, chunks),
+            lambda chunks: tools.desk.log(claim, chunks),
             limit_bytes=spec.limits.output_bytes or tools.defaults.output_bytes,
             on_limit=lambda: run.stop("output_limit"),
         )
@@ -280,32 +292,34 @@ class Supervisor:
             verdict = await attempt.verdict
             if not verdict.proved:
                 verdict = await self._insist(claim, run, attempt, verdict)
+        except BaseException:
+            attempt.kill()
+            await attempt.proved
+            capture.close()
+            attempt.close()
+            raise
         finally:
             timer.cancel()
-        await capture.finish()
+        # Nothing waits between verdict and proof: what comes later changes no end, and no proof waits for the store.
+        capture.drain()
         ending, result = self._conclude(run, spec, verdict, attempt)
         attempt.close()
         run.settle(Proof(ending, verdict, now_ms()))
-        return endings.finish_of(
-            claim,
-            run,
-            ending,
-            tools.notary,
-            verdict=verdict,
-            result=result,
-            tail=capture.evidence,
-            output_bytes=capture.total_bytes,
-        )
+        await capture.finish()
+        evidence = endings.Evidence(verdict, result, capture.evidence, capture.total_bytes)
+        return endings.finish_of(claim, run, ending, tools.notary, evidence)
 
     async def _release(self, claim: Claim, run: Run, spec: JobSpec, attempt: Attempt) -> None:
         """Let the restricted worker run: after the ledger, and for at-most-once jobs after the acknowledged mark."""
-        if self._tools.lapsed():
+        run.era = self._tools.era()
+        if run.era < 0:
             run.stop("lease")
         if run.stopping:
             return
         self._tools.ledger.started(spec.nonce, claim.attempt, spec.not_after_ms)
         run.started_at_ms = now_ms()
-        self._dispatcher.mark(Start(claim))
+        event = self._tools.notary.event(EventType.JOB_STARTED, job=claim.job, attempt=claim.attempt, detail={})
+        self._dispatcher.mark(Start(claim, State.RUNNING, event.payload, event.signature))
         if spec.at_most_once and not await run.marked:
             return
         if not run.stopping:
@@ -329,7 +343,7 @@ class Supervisor:
     def _conclude(
         self, run: Run, spec: JobSpec, verdict: Verdict, attempt: Attempt
     ) -> tuple[Ending, endings.Result | None]:
-        if not run.cause and verdict.kind == "worker_died" and self._tools.lapsed():
+        if not run.cause and verdict.kind == "worker_died" and self._tools.era() != run.era:
             run.cause = "lease"
         if spec.task is None:
             ending = lifecycle.conclude(verdict, run.cause)
@@ -348,10 +362,9 @@ class Supervisor:
     def _unstarted(self, claim: Claim, run: Run, ending: Ending, word: KillWord | None = None) -> Finish:
         if run.orders and ending.state is not State.LOST:
             ending = Ending(State.KILLED, "kill")
-        proof = Proof(ending, None, now_ms())
-        run.settle(proof)
+        run.settle(Proof(ending, None, now_ms()))
         if word is not None:
-            self._tools.desk.answer(run, order_of(word), proof)
+            self._tools.desk.answer(run, order_of(word))
         return endings.finish_of(claim, run, ending, self._tools.notary)
 
 

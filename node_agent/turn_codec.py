@@ -48,7 +48,7 @@ def turn_document(
     document: dict[str, object] = {
         "budget": turn.budget,
         "finishes": [_finish(finish, worker_name, blobs) for finish in turn.finishes],
-        "starts": [{**_fence(start.claim, worker_name), **_mark(start)} for start in turn.starts],
+        "starts": [{**_fence(start.claim, worker_name), **_mark(start, blobs)} for start in turn.starts],
         "free": [
             [str(slot), worker_name(slot), execution] for slot, execution in zip(turn.free, executions, strict=True)
         ],
@@ -143,8 +143,13 @@ def _fence(claim: Claim, worker_name: Callable[[int], str]) -> dict[str, object]
     }
 
 
-def _mark(start: Start) -> dict[str, object]:
-    return {"state": start.state.value, "status": RQ_STATUS[start.state]}
+def _mark(start: Start, blobs: Blobs) -> dict[str, object]:
+    return {
+        "state": start.state.value,
+        "status": RQ_STATUS[start.state],
+        "event": blobs.add(start.event),
+        "esig": start.event_signature,
+    }
 
 
 def _finish(finish: Finish, worker_name: Callable[[int], str], blobs: Blobs) -> dict[str, object]:

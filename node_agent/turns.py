@@ -116,7 +116,7 @@ class Finish:
 class FinishReply:
     """``done``: written, exactly once. ``stale``: the fence is gone (another attempt or end); nothing was written.
 
-    ``killed`` (only for a retry): a kill hits the job, nothing was written, finish it as killed with ``word``.
+    ``killed`` (for a retry, or an end as lost): a kill hits the job, nothing was written, finish it as killed with ``word``.
     """
 
     job: str
@@ -127,10 +127,12 @@ class FinishReply:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The mark that an attempt runs (or ``killing``, ``paused``, ``running`` again)."""
+    """The mark that an attempt runs, with its signed job.started event; or killing, paused, running again."""
 
     claim: Claim
     state: State = State.RUNNING
+    event: bytes = b""
+    event_signature: str = ""
 
 
 @dataclass(frozen=True, slots=True)

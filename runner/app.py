@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, Unpack, overload
 
 from runner import context, request
 from runner.errors import UsageError
@@ -42,11 +42,21 @@ class App:
         """``home``: where client.json lies, None: $RINGFENCE_HOME or the account's own. ``redis_url``: over its URL."""
         self.place = Place.named(home, redis_url, tenant)
 
-    def task(self, **options: Unpack[JobOptions]) -> Callable[[Callable[P, R]], Task[P, R]]:
-        """Make a task of a function at the top of a module: ``@app.task(queue="agents", retries=2, grants=…)``.
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def task(self, /, **options: Unpack[JobOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+
+    def task(
+        self, function: Callable[P, R] | None = None, /, **options: Unpack[JobOptions]
+    ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
+        """Make a task of a function at the top of a module: ``@app.task`` or ``@app.task(retries=2, grants=…)``.
 
         Raises TaskNameError, UsageError.
         """
+        if function is not None:
+            return Task(function, self.place, options)
 
         def decorate(function: Callable[P, R]) -> Task[P, R]:
             return Task(function, self.place, options)

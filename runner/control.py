@@ -57,6 +57,8 @@ def selector(kind: SelectorKind | Literal["all"], name: str = "") -> Selector:
     try:
         if kind == "tag":
             name = "=".join(parse_tag(name))
+        if kind == "tenant":
+            ids.check_tenant(name)
         return Selector(kind, name)
     except WireError as error:
         raise UsageError(str(error)) from None
@@ -93,7 +95,9 @@ def kill_many(client: Client, chosen: Selector, tenant: str | None, order: Order
     ``tenant`` keeps the kill to that tenant's jobs. A live node that did not answer in time appears as a receipt
     without job, ``unconfirmed``. Raises StoreError, UsageError.
     """
-    command = _command(chosen, order, None if tenant is None else (ids.check_tenant(tenant),))
+    if tenant is not None:
+        selector("tenant", tenant)
+    command = _command(chosen, order, None if tenant is None else (tenant,))
     keys = client.keys
     spot = [keys.seq(), keys.leases(), keys.nodes(), keys.clock(), keys.control(), keys.cutoffs(tenant)]
     reply = client.script("kill", spot, [_document(client, command, "cutoff", field=chosen.field)])

@@ -1,8 +1,8 @@
 """Port: rq. Import it first wherever rq is loaded: then no pickle is loaded and no name from Redis is imported.
 
-Called by the dashboard and by unmodified RQ tools (``rq info -c runner.hardening``, ``rq-dashboard -c
-runner.hardening``). Must never leave an unhardened reference behind: importing it later than rq works too, because
-every module of rq that is loaded is searched; ``check`` proves it.
+Called by the dashboard and by every other process of ours that lets RQ's own classes read jobs. Must never leave an
+unhardened reference behind: importing it later than rq works too, because every module of rq that is loaded is
+searched; ``check`` proves it.
 
 What stock rq's readers do and this module ends: they unpickle meta and results, import functions and callbacks by name,
 call webhooks, and unpack zlib data without a limit (attack 25).
@@ -27,7 +27,7 @@ import rq.serializers
 import rq.utils
 import rq.webhook
 
-from runner.scripts.payload import FUNCTION, MAX_PAYLOAD_BYTES, JobData, decompress, pack, parse
+from runner.scripts.payload import FUNCTION, MAX_PAYLOAD_BYTES, JobData, TooLargeError, decompress, pack, parse
 from runner.wire.errors import CodecError
 
 __all__ = [
@@ -103,8 +103,11 @@ def _import_job(name: str) -> Callable[..., object]:
 
 
 def _unpack(data: bytes) -> bytes:
+    """Return the unpacked bytes; of a bomb a note that is neither a payload nor a failure's text."""
     try:
         return decompress(data, MAX_TEXT_BYTES)
+    except TooLargeError:
+        return _BOMB_NOTE
     except CodecError as error:
         raise zlib.error(str(error)) from None
 
@@ -112,6 +115,8 @@ def _unpack(data: bytes) -> bytes:
 def _no_call(*_args: object, **_options: object) -> None:
     """Nothing is called because of what a hash says."""
 
+
+_BOMB_NOTE: Final = b"(not shown: it unpacks to more than a job may hold)"
 
 #: What rq's readers see as ``zlib``: the same, but nothing unpacks without a limit.
 _ZLIB: Final = types.SimpleNamespace(decompress=_unpack, compress=zlib.compress, error=zlib.error)

@@ -6,9 +6,8 @@ no trusted node signed.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, cast
 
 from runner.place import Place
 from runner.wire import ids
@@ -23,6 +22,7 @@ __all__ = ["Job"]
 
 R = TypeVar("R")
 T = TypeVar("T")
+P = ParamSpec("P")
 
 #: One step of a waiting async call; cancelling it takes at most this long.
 _STEP_S = 1.0
@@ -88,30 +88,30 @@ class Job(Generic[R]):
 
     async def astatus(self) -> JobView:
         """`status` without blocking the event loop."""
-        return await asyncio.to_thread(self.status)
+        return await _in_thread(self.status)
 
     async def aresult(self, timeout: float | None = None, types: Iterable[type[object]] = ()) -> R:
         """`result` without blocking the event loop; may be cancelled."""
         from runner import results
 
-        client = await asyncio.to_thread(self._client)
+        client = await _in_thread(self._client)
         waiter = results.Waiter(client, self.id, self._spec, timeout)
-        while (end := await asyncio.to_thread(waiter.step, _STEP_S)) is None:
+        while (end := await _in_thread(waiter.step, _STEP_S)) is None:
             pass
         return cast("R", results.value_of(end, types))
 
     async def akill(self, reason: str = "", grace: float = 0.0, force: bool = False, wait: float = 15.0) -> Receipt:
         """`kill` without blocking the event loop."""
-        return await asyncio.to_thread(self.kill, reason, grace, force, wait)
+        return await _in_thread(self.kill, reason, grace, force, wait)
 
     async def alogs(self, follow: bool = False) -> AsyncIterator[tuple[int, bytes]]:
         """`logs` without blocking the event loop."""
-        async for part in _apart(await asyncio.to_thread(self.logs, follow)):
+        async for part in _apart(await _in_thread(self.logs, follow)):
             yield part
 
     async def aevents(self, follow: bool = False) -> AsyncIterator[EventView]:
         """`events` without blocking the event loop."""
-        async for event in _apart(await asyncio.to_thread(self.events, follow)):
+        async for event in _apart(await _in_thread(self.events, follow)):
             yield event
 
     def _client(self) -> Client:
@@ -129,8 +129,15 @@ class Job(Generic[R]):
         return f"<job {self.id}>"
 
 
+def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+    """Call a blocking function in a thread."""
+    import asyncio  # costs a guest 20 ms for every task that merely names its app
+
+    return asyncio.to_thread(function, *args, **kwargs)
+
+
 async def _apart(items: Iterator[T]) -> AsyncIterator[T]:
     """Step through a blocking iterator in a thread."""
     end = object()
-    while (item := await asyncio.to_thread(next, items, end)) is not end:
+    while (item := await _in_thread(next, items, end)) is not end:
         yield cast("T", item)

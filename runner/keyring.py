@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -231,6 +232,10 @@ def _make_folders(home: Home) -> None:
         if not home.path.exists():
             home.path.mkdir(mode=0o700, parents=True)
             home.path.chmod(mode)
+        # As root the daemons' own users pass through the home: an existing folder gets the right to be passed, no more.
+        info = home.path.stat()
+        if os.geteuid() == 0 and info.st_uid == 0 and stat.S_IMODE(info.st_mode) & mode != mode:
+            home.path.chmod(stat.S_IMODE(info.st_mode) | mode)
         home.keys.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{home.path} can't be made: {error.strerror}; name another with --home") from None

@@ -194,7 +194,7 @@ def _job(
         signal=outcome.signal if outcome is not None else None,
         node=outcome.node if outcome is not None else node,
         attempt=outcome.attempt if outcome is not None else int(attempt) if attempt.isdigit() else 0,
-        queue=_text(found, "origin"),
+        queue=_text(found, "origin").partition("@")[0],
         tags=_tags(found.get("rf_tags", b"")),
         enqueued_at=_time(found, "created_at"),
         started_at=_started(found, outcome),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from runner.errors import UsageError
+from runner.wire.errors import WireError
 from runner.wire.ids import DEFAULT_TENANT, check_tenant
 
 __all__ = ["Place"]
@@ -24,5 +26,9 @@ class Place:
 
     @classmethod
     def named(cls, home: str | os.PathLike[str] | None, redis_url: str | None, tenant: str) -> Place:
-        """Return the place; a relative home is made absolute now. Raises GrammarError for a bad tenant."""
-        return cls(None if home is None else os.path.abspath(home), redis_url, check_tenant(tenant))
+        """Return the place; a relative home is made absolute now. Raises UsageError for a bad tenant."""
+        try:
+            check_tenant(tenant)
+        except WireError as error:
+            raise UsageError(str(error)) from None
+        return cls(None if home is None else os.path.abspath(home), redis_url, tenant)

@@ -93,7 +93,7 @@ def build(
             task=task,
             argv=None if argv is None else tuple(argv),
             args=tuple(cast("list[object]", values.encode(list(args), MAX_ARGUMENTS_BYTES, "args"))),
-            kwargs=_keywords(kwargs or {}),
+            kwargs=cast("dict[str, object]", values.encode(dict(kwargs or {}), MAX_ARGUMENTS_BYTES, "kwargs")),
             env=dict(options.get("env") or {}),
             cwd=options.get("cwd"),
             labels=dict(options.get("labels") or {}),
@@ -130,11 +130,6 @@ def parse_tags(tags: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]
     if isinstance(tags, Mapping):
         return dict(tags)
     return dict(parse_tag(text) for text in tags or ())
-
-
-def _keywords(kwargs: Mapping[str, object]) -> dict[str, object]:
-    """Each keyword by itself, so that one named "$" needs no escape."""
-    return {name: values.encode(value, MAX_ARGUMENTS_BYTES, f"kwargs.{name}") for name, value in kwargs.items()}
 
 
 def _timeout(value: float | None) -> float | None:

@@ -31,6 +31,9 @@ _MAIN: Final = "__main__"
 class Task(Generic[P, R]):
     """A function that nodes can run. Calling it runs it here and now; ``delay`` makes a job of the call."""
 
+    __name__: str
+    __qualname__: str
+
     def __init__(self, function: Callable[P, R], place: Place, options: JobOptions) -> None:
         """Register ``function`` under its name. Raises TaskNameError, UsageError (async function, bad options)."""
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

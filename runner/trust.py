@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from runner import signing
-from runner.errors import ConfigError
+from runner.errors import ConfigError, UsageError
 from runner.files import read_file, replace_file
 from runner.wire import ids, record
 from runner.wire.card import MAX_CARD_BYTES, NodeCard, SignedCard, TrustedKey
@@ -121,13 +121,13 @@ def _check(key: TrustedKey) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if not set(key.may) <= set(RIGHTS):
-        raise ConfigError(f"a right is one of {', '.join(RIGHTS)}")
+        raise UsageError(f"a right is one of {', '.join(RIGHTS)}")
     for tenant in key.tenants:
         if tenant != "*":
             ids.check_tenant(tenant)
     for queue in key.queues:
         if not _QUEUE.fullmatch(queue):
-            raise ConfigError(f"{queue[:64]!r} is no queue name and not *")
+            raise UsageError(f"{queue[:64]!r} is no queue name and not *")
 
 
 def _entry(key: TrustedKey) -> str:

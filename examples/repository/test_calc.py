@@ -1,3 +1,5 @@
+"""The test that notices."""
+
 from calc import add
 
 total = add(2, 3)

@@ -14,7 +14,16 @@ from pathlib import Path
 
 from node_agent.containment.host import Missing
 
-__all__ = ["Setting", "for_failure", "for_idmap", "for_kernel", "for_landlock", "for_totals", "read_settings"]
+__all__ = [
+    "Setting",
+    "for_failure",
+    "for_idmap",
+    "for_kernel",
+    "for_landlock",
+    "for_totals",
+    "for_uids",
+    "read_settings",
+]
 
 OLDEST_KERNEL = (5, 15)
 MACHINES = ("x86_64", "aarch64")
@@ -85,6 +94,15 @@ def for_failure(level: str, text: str, code: int, setting: Setting, python: str 
     if code == errno.ENOSPC and level == "B":
         fix = "sudo sysctl -w user.max_user_namespaces=65536"
     return Missing(f"level {level}", f"a trial job could not be isolated and killed: {text}", fix, "level")
+
+
+def for_uids(text: str) -> Missing:
+    """No uid for jobs: level A gives each running job one of its own."""
+    fix = (
+        "keep 1900000000-1900000999 free of users, groups, /etc/subuid and /etc/subgid, "
+        "or, if it is about the locks: rm -rf /run/ringfence/uids while no agent runs"
+    )
+    return Missing("job uids", text, fix, "level")
 
 
 def for_totals(missing: frozenset[str], setting: Setting, *, root: bool) -> list[Missing]:

@@ -32,7 +32,8 @@ __all__ = ["GroupEvents", "NodeGroups", "SlotGroup"]
 TOP = "ringfence"
 AGENT_WEIGHT = 1000
 SWEEP_TIMEOUT_S = 10.0
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EBUSY, errno.ENOTSUP, errno.ENOSPC)
+MAKE_TRIES = 50
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOTSUP, errno.ENOSPC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,12 @@ class NodeGroups:
         slot = self._slots.pop(index, None)
         if slot is not None:
             slot.remove()
+
+    def neighbours(self, prefix: str) -> list[str]:
+        """Return the other names beside this one that begin so, alive or left behind."""
+        folders = [child.name for folder in self.place.folders for child in _children(folder.parent)]
+        own = {folder.name for folder in self.place.folders}
+        return sorted({name for name in folders if name.startswith(prefix)} - own)
 
     def sweep(self) -> list[str]:
         """Kill and remove every slot that a former agent of this name left; say what was found.
@@ -267,16 +274,25 @@ def _words(path: Path) -> list[str]:
 
 def _make(folder: Path) -> bool:
     """Make the folder; whether groups can be made and joined in it is tried with a group that goes at once."""
+    for _ in range(MAKE_TRIES):
+        try:
+            return _make_once(folder)
+        except FileNotFoundError:
+            # Another agent's close took the empty folder above away in between.
+            continue
+        except OSError as error:
+            if error.errno in UNWRITABLE:
+                return False
+            raise
+    return False
+
+
+def _make_once(folder: Path) -> bool:
     trial = folder / f"trial{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        trial.mkdir()
-        writable = os.access(trial / "cgroup.procs", os.W_OK)
-        trial.rmdir()
-    except OSError as error:
-        if error.errno in UNWRITABLE:
-            return False
-        raise
+    folder.mkdir(parents=True, exist_ok=True)
+    trial.mkdir()
+    writable = os.access(trial / "cgroup.procs", os.W_OK)
+    trial.rmdir()
     return writable
 
 

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node_agent.containment.mounts import plain
+
 __all__ = [
     "Hierarchies",
     "flat",
@@ -48,10 +50,10 @@ class Hierarchies:
             left, _, right = line.partition(" - ")
             fields, kind = left.split(), right.split()
             if kind[0] == "cgroup2" and unified is None:
-                unified, root = Path(_unescape(fields[4])), _unescape(fields[3])
+                unified, root = Path(plain(fields[4])), plain(fields[3])
             elif kind[0] == "cgroup":
                 for name in set(kind[2].split(",")) & set(V1_CONTROLLERS):
-                    v1.setdefault(name, Path(_unescape(fields[4])))
+                    v1.setdefault(name, Path(plain(fields[4])))
         return cls(unified, v1, _own(proc, unified, root))
 
 
@@ -63,12 +65,6 @@ def _own(proc: Path, unified: Path | None, root: str) -> Path | None:
             relative = os.path.relpath(line[3:], root)
             return None if relative.startswith("..") else unified / relative
     return None
-
-
-def _unescape(text: str) -> str:
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, character)
-    return text
 
 
 def read(fd: int) -> str:

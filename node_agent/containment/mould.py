@@ -9,6 +9,8 @@ control socket closes, and after anything that it does not expect.
     mould → agent   {"op": "up"} · {"op": "failed", …} · {"op": "odd", "why"} · {"op": "end", "attempt", "status", …}
 
 ``end`` is sent after kill(-1) and ECHILD: the kernel's word that the namespace holds nobody else.
+
+A job's path goes on in the worker (worker.py restricts it) and from there in runner/guest/bootstrap.py.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _LIMITS: Final = tuple(sorted({value for name, value in vars(resource).items() i
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What the zygote hands to a new mould. ``job_fd``: the cgroup v2 group that workers are born in, if there is one."""
+    """What the zygote hands to a new mould. ``job_fd``: the cgroup v2 group that workers are born in, if any."""
 
     level: Literal["A", "B"]
     join_paths: tuple[str, ...]

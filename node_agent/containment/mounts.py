@@ -14,7 +14,7 @@ from typing import Final
 
 from node_agent.containment import linux
 
-__all__ = ["MountEntry", "entry_of", "set_attributes", "set_idmap", "table"]
+__all__ = ["MountEntry", "entry_of", "plain", "set_attributes", "set_idmap", "table"]
 
 SYS_MOUNT_SETATTR: Final = 442
 AT_EMPTY_PATH: Final = 0x1000
@@ -63,7 +63,7 @@ def table(proc: Path = Path("/proc/self")) -> dict[int, MountEntry]:
     for line in (proc / "mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
         fields = left.split()
-        entry = MountEntry(int(fields[0]), fields[2], _plain(fields[3]), _plain(fields[4]), right.split()[0])
+        entry = MountEntry(int(fields[0]), fields[2], plain(fields[3]), plain(fields[4]), right.split()[0])
         out[entry.id] = entry
     return out
 
@@ -76,7 +76,8 @@ def entry_of(fd: int, mounts: dict[int, MountEntry]) -> MountEntry | None:
     return None
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return a path of mountinfo without its octal escapes."""
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, character)
     return text

@@ -39,13 +39,7 @@ _OFFSET_ARGS: Final = 16
 _X32: Final = 0x4000_0000
 
 _NEW_NAMESPACES: Final = (
-    linux.NEWNS
-    | linux.NEWCGROUP
-    | linux.NEWUTS
-    | linux.NEWIPC
-    | linux.NEWUSER
-    | linux.NEWPID
-    | linux.NEWNET
+    linux.NEWNS | linux.NEWCGROUP | linux.NEWUTS | linux.NEWIPC | linux.NEWUSER | linux.NEWPID | linux.NEWNET
 )
 _NEWTIME: Final = 0x80
 #: Set-user-ID and set-group-ID. The kernel itself ignores mode bits above 16.
@@ -61,6 +55,8 @@ _NETLINK_ROUTE: Final = 0
 _SOCK_TYPE: Final = 0xF
 _SOCK_STREAM: Final = 1
 _SOCK_SEQPACKET: Final = 5
+#: Rules that are skipped together.
+_BLOCK: Final = 8
 _BY_USER: Final = {"setpriority": 2, "ioprio_set": 3}
 
 #: Refused whatever their arguments.
@@ -141,9 +137,8 @@ def build(*, allow_unix: bool, machine: str = os.uname().machine) -> Filter:
     ]
     if machine == "x86_64":
         steps += [_Step(_AT_LEAST, _X32, 0, 1), _Step(_RETURN, _REFUSE)]
-    for name, body in _rules(allow_unix=allow_unix):
-        if name in numbers:
-            steps += [_Step(_EQUAL, numbers[name], 0, len(body)), *body]
+    rules = [(numbers[name], body) for name, body in _rules(allow_unix=allow_unix) if name in numbers]
+    steps += _searched(sorted(rules))
     steps.append(_Step(_RETURN, _ALLOW))
     return Filter(b"".join(struct.pack("HBBI", s.code, s.if_true, s.if_false, s.value) for s in steps), len(steps))
 
@@ -154,6 +149,24 @@ def install(ready: Filter) -> None:
     program = _Program(ready.length, ctypes.addressof(code))
     address = ctypes.addressof(program)
     linux.syscall("seccomp", 317 if os.uname().machine == "x86_64" else 277, 1, 0, address)
+
+
+def _searched(rules: list[tuple[int, list[_Step]]]) -> list[_Step]:
+    """Lay out rules, sorted by number, in blocks that are skipped whole.
+
+    The kernel tries a new filter on every call number there is: fewer steps make each start of a job cheaper.
+    """
+    blocks: list[list[_Step]] = []
+    for start in range(0, len(rules), _BLOCK):
+        block: list[_Step] = []
+        for number, body in rules[start : start + _BLOCK]:
+            block += [_Step(_EQUAL, number, 0, len(body)), *body]
+        if start + _BLOCK < len(rules):
+            block.insert(0, _Step(_AT_LEAST, rules[start + _BLOCK][0], len(block) + 1, 0))
+            # In this block's range, but none of its numbers.
+            block.append(_Step(_RETURN, _ALLOW))
+        blocks.append(block)
+    return [step for block in blocks for step in block]
 
 
 def _rules(*, allow_unix: bool) -> list[tuple[str, list[_Step]]]:

@@ -149,11 +149,21 @@ class SlotGroup:
         Raises:
             GroupError: a group is still busy after the retries; a process of the slot lives.
         """
-        self._close()
+        self.close()
         groups = [*dict.fromkeys(self.leaves.values()), *([self.unified] if self.unified else [])]
         stuck = [str(group) for group in groups if not cgroupfs.remove_group(group)]
         if stuck:
             raise GroupError(f"still busy: {', '.join(stuck)}")
+
+    def close(self) -> None:
+        """Close the descriptors and leave the groups. Idempotent; ``renew`` opens them again."""
+        for fd in (self.mould_fd, self.job_fd, *self._files.values()):
+            if fd is not None:
+                os.close(fd)
+        self.mould_fd = self.job_fd = None
+        self._files.clear()
+        self._written.clear()
+        self._frozen = False
 
     def _make(self) -> None:
         if self.unified:
@@ -171,15 +181,6 @@ class SlotGroup:
         if "cpu" in self._v2 and self.unified:
             cgroupfs.put(self.unified / "cpu.weight", str(CPU_WEIGHT))
         self._base = self._counters()
-
-    def _close(self) -> None:
-        for fd in (self.mould_fd, self.job_fd, *self._files.values()):
-            if fd is not None:
-                os.close(fd)
-        self.mould_fd = self.job_fd = None
-        self._files.clear()
-        self._written.clear()
-        self._frozen = False
 
     def _limit_pids(self, pids: int) -> None:
         if "pids" in self.leaves:

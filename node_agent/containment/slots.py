@@ -8,6 +8,7 @@ that has run out.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 import time
@@ -65,7 +66,7 @@ class _Ends:
         self.channel[1].close()
 
 
-class _NotStarted(Exception):  # noqa: N818 - a signal inside this file, no error of its own
+class _NotStarted(Exception):
     """The mould ended before it forked a worker: another one may be tried."""
 
 
@@ -102,6 +103,7 @@ class Slot:
     async def prepare(self, profile: Profile) -> None:
         """Have a mould stand that may serve ``profile``. Raises SpawnError."""
         async with self._lock:
+            self._check_free()
             if self._mould is None or not _fits(self._mould, profile):
                 await self._replace(profile)
             elif self._mould.profile is None:
@@ -117,6 +119,7 @@ class Slot:
             SetupError: the worker could not be restricted; it is proved gone. SpawnError, GroupError: none was started.
         """
         async with self._lock:
+            self._check_free()
             profile = None if self._mould is None else self._mould.profile
             for left in reversed(range(_TRIES)):
                 await self._limit(plan)
@@ -141,6 +144,10 @@ class Slot:
         async with self._lock:
             await self._drop()
 
+    def _check_free(self) -> None:
+        if self._attempt is not None and not self._attempt.proved.done():
+            raise SpawnError("the slot's last attempt is not proved gone")
+
     async def _try(self, plan: Plan, fds: Sequence[int]) -> Attempt:
         mould = self._mould
         if mould is None or mould.spoiled or mould.profile is None:
@@ -156,6 +163,7 @@ class Slot:
             mould.begin(plan.attempt, ends.channel[1].fileno())
         except (OSError, CodecError, SpawnError) as error:
             ends.close_theirs()
+            attempt.kill()
             await self._undo(attempt)
             raise SpawnError(f"the plan can't be sent: {error}") from error
         ends.close_theirs()
@@ -163,7 +171,9 @@ class Slot:
         attempt.proved.add_done_callback(lambda _: self._free(attempt))
         try:
             await self._ready(attempt)
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, SetupError | _NotStarted):
+                attempt.kill()
             await self._undo(attempt)
             raise
         return attempt
@@ -189,8 +199,6 @@ class Slot:
 
     async def _undo(self, attempt: Attempt) -> None:
         """Wait until a failed attempt is proved gone, and close all of it."""
-        if attempt is not self._attempt:
-            attempt.kill()
         try:
             await asyncio.wait_for(asyncio.shield(attempt.verdict), PROOF_TIMEOUT_S)
         except TimeoutError:
@@ -209,16 +217,17 @@ class Slot:
             if plan.memory_bytes is not None or plan.cpus is not None:
                 raise GroupError("no cgroup here, so a memory or cpu total can't be enforced")
             return
-        totals = {"pids": plan.pids, "memory_bytes": plan.memory_bytes, "cpus": plan.cpus}
+        group = self._group
+        set_limits = functools.partial(group.set_limits, pids=plan.pids, memory_bytes=plan.memory_bytes, cpus=plan.cpus)
         try:
-            self._group.set_limits(**totals)
+            set_limits()
         except LimitBusy:
             profile = self._mould.profile if self._mould is not None else None
             await self._drop()
-            self._group.renew()
+            group.renew()
             await self._replace(profile)
-            self._group.set_limits(**totals)
-        self._group.reset()
+            set_limits()
+        group.reset()
 
     async def _replace(self, profile: Profile | None = None) -> None:
         await self._drop()

@@ -1,7 +1,7 @@
 """The agent's handle on the zygote: starts it, asks it for moulds and id maps, ends it.
 
 Called by the supervisor (start, stop), the slots (moulds) and the grants (id maps). Must never fork: the zygote is
-started by exec, with an empty environment, in /, and with nothing but its socket and three ends of /dev/null (attack 6).
+started by exec, with an empty environment, in /, with nothing but its socket and /dev/null (attack 6).
 """
 
 from __future__ import annotations

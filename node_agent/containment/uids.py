@@ -72,6 +72,7 @@ class JobUids:
         self.start, self.count = _choose(range_start, count, mapped, taken)
         self._folder = _own_folder(folder)
         self._held: set[int] = set()
+        self._asked: dict[int, bool] = {}
 
     def acquire(self) -> Lease:
         """Return the lowest uid that nobody on this host holds.
@@ -105,11 +106,17 @@ class JobUids:
             os.close(fd)
             return None
         left_behind = os.fstat(fd).st_size > 0 and self._in_use(uid)
-        if left_behind or _has_account(uid):
+        if left_behind or self._has_account(uid):
             os.close(fd)
             return None
         os.pwrite(fd, b"held\n", 0)
         return fd
+
+    def _has_account(self, uid: int) -> bool:
+        """Ask once a uid: directories of accounts that can't be listed at the start still answer for a single one."""
+        if uid not in self._asked:
+            self._asked[uid] = _has_account(uid)
+        return self._asked[uid]
 
     def _in_use(self, uid: int) -> bool:
         """Return whether any process of the host still runs under the uid (the last holder died with it running)."""
@@ -198,10 +205,10 @@ def _clash(start: int, count: int, taken: list[tuple[int, int]]) -> int | None:
 
 
 def _own_folder(folder: Path) -> int:
-    for each in (folder.parent, folder):
-        with suppress(FileExistsError):
-            each.mkdir(mode=0o755 if each == folder.parent else 0o700)
     try:
+        for each in (folder.parent, folder):
+            with suppress(FileExistsError):
+                each.mkdir(mode=0o755 if each == folder.parent else 0o700)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):

@@ -4,8 +4,8 @@ Called by the mould (``prepare``, once: the parts that are equal for every attem
 own mount namespace). Must never follow a link out of a granted tree, and never leave a part out silently: whatever
 fails raises, and the attempt is refused.
 
-The mould keeps the host's tree and, in a small read-only tmpfs on STAGE, the prepared parts. The worker copies them into
-a fresh tmpfs root, adds its own writable places, the Python paths and the grants, and makes that root its world.
+The mould keeps the host's tree and, in a small read-only tmpfs on STAGE, the prepared parts. The worker copies them
+into a fresh tmpfs root, adds its own writable places, the Python paths and the grants, and makes that root its world.
 Source: DESIGN §5 "View", pivot_root(2), open_tree(2).
 """
 
@@ -41,7 +41,7 @@ _RESERVED: Final = ("/proc", "/dev", "/sys", "/run")
 _SMALL: Final = "size=1m,nr_inodes=4096,mode=0755"
 _WRITTEN: Final = {
     "hosts": "127.0.0.1 localhost job\n::1 localhost job\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
     "resolv.conf": "# this job has no name service\n",
     "hostname": "job\n",
 }
@@ -81,8 +81,11 @@ def prepare() -> Prepared:
     return Prepared((*folders, "etc", "dev", "proc"), tuple(links))
 
 
-def build(plan: Plan, prepared: Prepared) -> None:
-    """Make the root of one attempt at ROOT and stand in it; grants come next, then ``enter``. Raises OSError."""
+def build(plan: Plan, prepared: Prepared, own_paths: tuple[str, ...] = ()) -> None:
+    """Make the root of one attempt at ROOT and stand in it; grants come next, then ``enter``.
+
+    ``own_paths`` are shown besides the plan's. Raises OSError.
+    """
     linux.mount("tmpfs", ROOT, "tmpfs", linux.NOSUID | linux.NODEV, _SMALL)
     os.chdir(ROOT)
     for name in prepared.folders:
@@ -103,7 +106,7 @@ def build(plan: Plan, prepared: Prepared) -> None:
             os.mkdir(name)
         linux.mount("tmpfs", name, "tmpfs", linux.NOSUID | linux.NODEV, options)
     covered = [f"/{name}" for name in prepared.folders] + [f"/{name}" for name, _ in prepared.links]
-    for path in _unique(plan.python_paths + plan.task_paths):
+    for path in _unique(plan.python_paths + own_paths + plan.task_paths):
         if not _below(path, covered):
             tree = linux.open_tree(path, recursive=True)
             linux.mount_setattr(tree, _READ_ONLY, recursive=True)
@@ -280,5 +283,8 @@ def _make_file(path: str) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

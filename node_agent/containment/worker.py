@@ -1,8 +1,8 @@
 """The worker: an attempt's first process, from the fork to the moment it may run the job.
 
-Called by the mould in a fresh child (``run``, never returns). Takes the plan from its channel, puts itself into the view,
-gives up every right, checks that it did, answers READY, and hands over to the guest, which reads the payload. Must fail
-closed: an error in any step is a FAILED record and the end of this process, and no step is ever skipped.
+Called by the mould in a fresh child (``run``, never returns). Takes the plan from its channel, puts itself into the
+view, gives up every right, checks that it did, answers READY, and hands over to the guest, which reads the payload.
+Must fail closed: an error in any step is a FAILED record and the end of this process, and no step is ever skipped.
 
 Port: the one file of the containment that loads the guest (runner.guest).
 Source: DESIGN §5; the order of steps is part of the design.
@@ -21,19 +21,21 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from node_agent.containment import landlock, linux, seccomp, view
-from node_agent.containment.plan import Plan
+from node_agent.containment.plan import Mount, Plan
 from node_agent.containment.seccomp import Filter
-from runner.guest import bootstrap
+from runner.guest import bootstrap, call
 from runner.wire import codec, frames, record
 from runner.wire.frames import FD_KERNEL, FD_RESULT, Op
 
-__all__ = ["Progress", "run"]
+__all__ = ["Progress", "run", "warm_up"]
 
 EXIT_SETUP: Final = 70
 #: Most descriptors that one message carries (SCM_MAX_FD).
 _MAX_FDS: Final = 253
 #: Descriptors are parked here before they take their fixed numbers.
 _PARKING: Final = 512
+#: The package that a task's module imports; in an editable install it lies outside of the environment.
+_RUNNER: Final = os.path.dirname(os.path.dirname(os.path.abspath(frames.__file__)))
 _NO_CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
@@ -48,36 +50,52 @@ class Progress:
     step: str = "plan"
 
 
+def warm_up() -> None:
+    """Have everything loaded and cached in the zygote that workers need: a plan read once is read fast."""
+    record.loads(Plan, record.dumps(Plan("job.1", "command", "A", 1, 1, mounts=(Mount("/x", "read", "dir"),))))
+    call.preload()
+
+
 def run(channel_fd: int, prepared: view.Prepared, filters: dict[bool, Filter]) -> NoReturn:
     """Restrict this process as the plan says, then become the job."""
     progress = Progress()
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel_fd)
+    channel = _Channel(channel_fd)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        plan, channel = _restrict(channel, prepared, filters, progress)
-        channel.send(frames.pack(Op.READY))
+        plan = _restrict(channel, prepared, filters, progress)
+        channel.socket.send(frames.pack(Op.READY))
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the mould's loop
-        _fail(channel, progress.step, error)
+        _fail(channel.socket, progress.step, error)
     try:
-        bootstrap.main(channel, plan.kind, plan.task_paths, plan.result_bytes)
+        bootstrap.main(channel.socket, plan.kind, plan.task_paths, plan.result_bytes)
     finally:
         os._exit(EXIT_SETUP)
 
 
-def _restrict(
-    channel: socket.socket, prepared: view.Prepared, filters: dict[bool, Filter], progress: Progress
-) -> tuple[Plan, socket.socket]:
-    plan, fds = _receive(channel)
+class _Channel:
+    """The attempt's channel, whatever number it has at the moment."""
+
+    def __init__(self, fd: int) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
+
+    def moved(self, fd: int) -> None:
+        """It is open as ``fd`` now; the old number is closed by who moved it."""
+        self.socket.detach()
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
+
+
+def _restrict(channel: _Channel, prepared: view.Prepared, filters: dict[bool, Filter], progress: Progress) -> Plan:
+    plan, fds = _receive(channel.socket)
     stdio = 3 if plan.kind == "task" else 2
     linux.unshare(linux.NEWNS | linux.NEWIPC | linux.NEWCGROUP)
     progress.step = "view"
-    view.build(plan, prepared)
+    view.build(plan, prepared, (_RUNNER,) if plan.kind == "task" else ())
     progress.step = "grant"
     view.attach_grants(plan, fds[stdio:])
     progress.step = "root"
     view.enter()
     progress.step = "descriptors"
-    channel = _arrange(channel, fds[:stdio])
+    _arrange(channel, fds[:stdio])
     steps: tuple[tuple[str, Callable[[], object]], ...] = (
         ("session", _own_session),
         ("limits", lambda: _limit(plan)),
@@ -93,7 +111,7 @@ def _restrict(
     )
     for progress.step, act in steps:
         act()
-    return plan, channel
+    return plan
 
 
 def _receive(channel: socket.socket) -> tuple[Plan, list[int]]:
@@ -111,22 +129,22 @@ def _receive(channel: socket.socket) -> tuple[Plan, list[int]]:
     return plan, fds
 
 
-def _arrange(channel: socket.socket, stdio: list[int]) -> socket.socket:
+def _arrange(channel: _Channel, stdio: list[int]) -> None:
     """Give every descriptor its fixed number and close all others."""
-    parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _PARKING) for fd in (channel.detach(), *stdio)]
+    parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _PARKING) for fd in (channel.socket.fileno(), *stdio)]
     null = fcntl.fcntl(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), fcntl.F_DUPFD_CLOEXEC, _PARKING)
     places = {0: null, FD_KERNEL: parked[0], 1: parked[1], 2: parked[2]}
     if len(stdio) > 2:
         places[FD_RESULT] = parked[3]
     for number, fd in places.items():
         os.dup2(fd, number, inheritable=True)
+    channel.moved(FD_KERNEL)
     start = 3
     for number in sorted(places):
         if number > start:
             linux.close_range(start, number - 1)
         start = max(start, number + 1)
     linux.close_range(start)
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=FD_KERNEL)
 
 
 def _own_session() -> None:
@@ -145,8 +163,8 @@ def _limit(plan: Plan) -> None:
         # 0 would not stop a core_pattern that pipes (attack 19).
         resource.RLIMIT_CORE: 1,
         resource.RLIMIT_NOFILE: files,
-        # At B the mould counts too: the kernel counts per user namespace and uid.
-        resource.RLIMIT_NPROC: plan.pids + (1 if plan.level == "B" else 0),
+        # At B the mould counts too: the kernel counts per user namespace and uid. At A the cgroup comes first.
+        resource.RLIMIT_NPROC: plan.pids + 1,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_RTPRIO: 0,
@@ -228,9 +246,12 @@ def _is_open(fd: int) -> bool:
 
 
 def _status() -> dict[str, str]:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        pairs = (line.partition(":") for line in file)
-        return {name: value.strip() for name, _, value in pairs}
+    fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(fd, 1 << 16).decode("ascii", "replace")
+    finally:
+        os.close(fd)
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
 
 def _fail(channel: socket.socket, step: str, error: BaseException) -> NoReturn:

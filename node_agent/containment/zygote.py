@@ -1,9 +1,9 @@
 """The zygote: a small single-threaded process that every mould is forked from.
 
 Started by the agent as ``python -I -B -m node_agent.containment.zygote FD`` with an empty environment, in /, holding
-nothing but its socket. Loads the guest's code once, forks a mould on request, hands the mould's pidfd back. Never sees a
-plan, argument, environment value or secret (attacks 5, 6). Ends when its socket closes or its agent dies, and then every
-mould ends too (A: parent-death signal; B: lifeline).
+nothing but its socket. Loads the guest's code once, forks a mould on request, hands the mould's pidfd back. Must never
+see a plan, argument, environment value or secret (attacks 5, 6). Ends when its socket closes or its agent dies, and
+then every mould ends too (parent-death signal; before its first attempt at level B, lifeline).
 
     agent → zygote   {"id", "op": "mould", "join": [paths]} + lifeline, control[, job group] ·
                      {"id", "op": "userns", "owner": [uid, gid], "job": [uid, gid]}
@@ -13,6 +13,7 @@ mould ends too (A: parent-death signal; B: lifeline).
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import select
 import signal
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Literal, NoReturn, cast
 
-from node_agent.containment import idmap, linux, mould, seccomp
+from node_agent.containment import idmap, linux, mould, seccomp, worker
 from node_agent.containment.seccomp import Filter
 from runner.wire import codec
 from runner.wire.codec import Json
@@ -32,9 +33,10 @@ __all__ = ["main"]
 _MAX_REQUEST_BYTES: Final = 16 * 1024
 _MAX_FDS: Final = 4
 _PID_BYTES: Final = 16
-_MIDDLE_NAMESPACES: Final = (
-    linux.NEWUSER | linux.NEWPID | linux.NEWNS | linux.NEWNET | linux.NEWIPC | linux.NEWUTS
-)
+#: The application's side of the package, standard library and wire only, loaded once: every task imports it and
+#: would pay 10 ms. By name: this layer must not depend on it.
+_PRELOADED: Final = ("runner.app", "runner.context", "runner.task")
+_MIDDLE_NAMESPACES: Final = linux.NEWUSER | linux.NEWPID | linux.NEWNS | linux.NEWNET | linux.NEWIPC | linux.NEWUTS
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -50,7 +52,10 @@ def main(argv: Sequence[str]) -> NoReturn:
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 2)  # until here errors of the start reached the agent through it
     os.close(null)
+    for name in _PRELOADED:
+        importlib.import_module(name)
     zygote = _Zygote(agent, level)
+    worker.warm_up()
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -82,6 +87,7 @@ class _Zygote:
     def _answer(self) -> None:
         data, fds, _, _ = socket.recv_fds(self._agent, _MAX_REQUEST_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         if not data:
+            self._reap()
             os._exit(0)
         request = cast("dict[str, Json]", codec.load(data))
         reply: dict[str, Json] = {"id": request["id"]}

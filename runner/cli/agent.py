@@ -1,7 +1,7 @@
 """`ringfence agent` and `agent kill`: one node agent in the foreground, and a kill on this host without the store.
 
-Called by commands.py. Must never pass a secret on the agent's command line, and never trust a socket that another user
-serves (the agent's own module checks that).
+Port: node_agent.local. Called by commands.py. Must never pass a secret on the agent's command line, and never trust a
+socket that another user serves (the agent's own module checks that).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import typer
 
 from runner.cli import exitcode
 from runner.cli.agent import agent
+from runner.cli.daemons import store
 from runner.cli.doctor import doctor
 from runner.cli.keys import keys
 from runner.cli.kill import kill
@@ -45,21 +46,26 @@ application = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print_line(importlib.metadata.version("ringfence"))
+        raise typer.Exit
+
+
 @application.callback()
 def site(
     context: typer.Context,
     home: HomeOption = None,
     redis: RedisOption = None,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Take the options that may stand before every command."""
-    if version:
-        print_line(importlib.metadata.version("ringfence"))
-        raise typer.Exit
     context.obj = Site(home, redis)
 
 
-for _function in (up, run, call, ps, show, result, logs, events, kill, nodes, doctor):
+for _function in (up, run, call, ps, show, result, logs, events, kill, nodes, doctor, store):
     # A job's own words follow the command: the first one that is no option ends our options.
     _settings = {"allow_interspersed_args": False} if _function is run else {}
     application.command(context_settings=_settings)(_function)
@@ -78,7 +84,8 @@ def run_words(words: list[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_ERROR
     except (UsageError, WireError) as error:
-        say(f"{error}\nsee `ringfence {named} --help`")
+        say(str(error))
+        say(f"see `ringfence {named} --help`")
         return EXIT_USAGE
     except ConfigError as error:
         say(str(error))

@@ -1,6 +1,7 @@
 """`ringfence doctor`: what this host can enforce, and whether this home can be used; each fault with its fix.
 
-Called by commands.py. Must never show the store's password or a key, and never call fit what it has not tried.
+Port: node_agent.containment. Called by commands.py. Must never show the store's password or a key, and never
+call fit what it has not tried.
 """
 
 from __future__ import annotations

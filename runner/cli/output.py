@@ -39,9 +39,11 @@ _STATE_STYLE: Final = {
 
 
 def say(message: str) -> None:
-    """Print one line of our own to stderr; each line of ``message`` gets the prefix."""
-    for line in message.splitlines() or [""]:
-        sys.stderr.write(f"{PREFIX}{safe(line)}\n")
+    """Print one line of our own to stderr.
+
+    ``message`` may hold foreign text: a line end in it is shown escaped, or what follows would be taken for ours.
+    """
+    sys.stderr.write(f"{PREFIX}{safe(message)}\n")
     sys.stderr.flush()
 
 

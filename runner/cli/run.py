@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from runner.cli.kill import receipt_line
 from runner.cli.options import HomeOption, RedisOption, build_grants, json_value, not_in_this_version, pairs
 from runner.cli.output import JobOutput, print_json, print_line, say
 from runner.cli.site import site_of
-from runner.errors import UsageError
+from runner.errors import RingfenceError, UsageError
 from runner.job import Job
 from runner.request import JobOptions
 from runner.wire.receipt import Outcome
@@ -31,6 +33,9 @@ from runner.wire.states import State
 __all__ = ["call", "run"]
 
 _KILL_WAIT_S: Final = 15.0
+_EXIT_INTERRUPTED: Final = 130
+#: A job that waits longer than this gets a line that says why.
+_PATIENCE_S: Final = 3.0
 _R = TypeVar("_R")
 
 _Queue = Annotated[str | None, typer.Option("--queue", metavar="Q", help="Queue; default agents.")]
@@ -201,12 +206,15 @@ def _attend(job: Job[_R], asked: _Asked, *, value: bool) -> None:
         print_line(job.id)
         return
     output = JobOutput(to_stderr=asked.as_json)
+    # Loaded before it is needed: an interrupt in the middle of an import would make Python end itself by SIGINT.
+    importlib.import_module("runner.control")
     with _signals_as_interrupt():
         try:
             say(f"job {job.id}")
-            for descriptor, data in job.logs(follow=True):
-                output.write(descriptor, data)
-            end = job.outcome()
+            with _hint(job):
+                for descriptor, data in job.logs(follow=True):
+                    output.write(descriptor, data)
+                end = job.outcome()
         except KeyboardInterrupt:
             output.close()
             end = _kill(job)
@@ -222,8 +230,12 @@ def _attend(job: Job[_R], asked: _Asked, *, value: bool) -> None:
 
 def _kill(job: Job[_R]) -> Outcome:
     """Kill after Ctrl-C and wait for the receipt; a second Ctrl-C stops the waiting. Exits if nothing is confirmed."""
-    say(f"killing {job.id}")
-    receipt = job.kill(reason="interrupted", wait=_KILL_WAIT_S)
+    try:
+        say(f"killing {job.id}")
+        receipt = job.kill(reason="interrupted", wait=_KILL_WAIT_S)
+    except KeyboardInterrupt:
+        say(f"no receipt yet for {job.id}: the kill stays in force, `ringfence kill {job.id}` asks again")
+        raise typer.Exit(_EXIT_INTERRUPTED) from None
     say(receipt_line(receipt))
     code = exitcode.of_kill([receipt])
     if code not in {0, exitcode.ALREADY_ENDED}:
@@ -233,11 +245,28 @@ def _kill(job: Job[_R]) -> Outcome:
 
 def _end_line(end: Outcome) -> str:
     how = f"{end.state}({end.reason})" if end.reason else end.state
-    numbers = [f"signal {end.signal}"] if end.signal else []
-    numbers += [f"exit code {end.exit_code}"] if end.exit_code else []
     where = f" on {end.node}" if end.node else ""
-    why = end.detail or (end.error or {}).get("message", "")
-    return f"job {end.job} {how}{where}" + "".join(f", {word}" for word in numbers) + (f": {why}" if why else "")
+    why = end.detail or (end.error or {}).get("message") or ""
+    return f"job {end.job} {how}{where}" + (f": {why}" if why else "")
+
+
+@contextlib.contextmanager
+def _hint(job: Job[_R]) -> Iterator[None]:
+    """Say why a job waits, once, if it has not started after a while."""
+
+    def look() -> None:
+        with contextlib.suppress(RingfenceError):
+            view = job.status()
+            if view.waiting:
+                say(f"job {job.id} waits: {view.waiting}")
+
+    timer = threading.Timer(_PATIENCE_S, look)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager

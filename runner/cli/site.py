@@ -5,6 +5,7 @@ Called by every command. Must never read a setting from the current folder, nor 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +33,9 @@ class Site:
         return homes.locate(self.home_option)
 
     def app(self, tenant: str | None = None) -> App:
-        """Return the API on this site, as one tenant. Raises ConfigError, GrammarError."""
-        return App(home=self.home.path, redis_url=self.redis, tenant=tenant or ids.DEFAULT_TENANT)
+        """Return the API on this site as one tenant, $RINGFENCE_TENANT by default. Raises ConfigError, GrammarError."""
+        chosen = tenant or os.environ.get("RINGFENCE_TENANT") or ids.DEFAULT_TENANT
+        return App(home=self.home.path, redis_url=self.redis, tenant=chosen)
 
 
 def site_of(context: typer.Context, home: Path | None, redis: str | None) -> Site:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import signal
 import sys
 import time
@@ -32,7 +33,7 @@ from runner.files import replace_file
 from runner.home import Home
 from runner.wire.view import NodeView
 
-__all__ = ["up"]
+__all__ = ["only_one", "up"]
 
 _STORE_START_S: Final = 60.0
 _STORE_STOP_S: Final = 15.0
@@ -76,7 +77,7 @@ def up(
     place = site.home
     paths = _allowed(allow, place)
     keyring.init(place)
-    with _only_one(place) as lock:
+    with only_one(place) as lock:
         policy = place.path / "up-policy.toml"
         replace_file(policy, ceiling.policy_text(paths, modules).encode("utf-8"), 0o644)
         names = tuple(f"node-{number}" for number in range(1, nodes + 1))
@@ -100,7 +101,8 @@ def _run(fleet: _Fleet, children: Children, lock: int) -> None:
     _wait_ready(fleet, children, agents)
     if children.over():
         return
-    say(f"{len(agents)} node(s) with {fleet.slots} slots each; try: ringfence --home {fleet.home.path} run -- echo hi")
+    place = shlex.quote(str(fleet.home.path))
+    say(f"{len(agents)} node(s) with {fleet.slots} slots each; try: ringfence --home {place} run -- echo hi")
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     while not children.over():
@@ -179,7 +181,7 @@ def _allowed(named: Sequence[Path] | None, home: Home) -> tuple[Path, ...]:
 
 
 @contextlib.contextmanager
-def _only_one(home: Home) -> Iterator[int]:
+def only_one(home: Home) -> Iterator[int]:
     """Hold the home's lock. Raises ConfigError when another `up` runs on it."""
     path = home.path / "up.lock"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,8 +1,8 @@
 """The first code in a finished sandbox: reads the payload, sets the environment, becomes the job.
 
-Called by the worker once every restriction is in place (``main``, never returns). Must never be trusted by the node: from
-the RELEASE record on, this process belongs to the job. Nothing but the payload decides what is run, and the node sends it
-only to a worker that answered READY.
+Called by the worker once every restriction is in place (``main``, never returns). Must never be trusted by the node:
+from the RELEASE record on, this process belongs to the job. Nothing but the payload decides what is run, and the node
+sends it only to a worker that answered READY.
 
 The payload is a canonical JSON object {"argv" | "task", "args", "kwargs", "env", "job", "attempt", "tags"}.
 """

@@ -24,11 +24,12 @@ from runner.wire.codec import Json
 from runner.wire.errors import ValueTypeError, WireError
 from runner.wire.frames import FD_RESULT
 
-__all__ = ["run"]
+__all__ = ["preload", "run"]
 
-#: Loaded by name, and only inside a job: the application's side of the package, which the zygote does without.
+#: Loaded by name: the application's side of the package, stdlib and wire only. Never a module of tasks before the fork.
 CONTEXT: Final = "runner.context"
 TASKS: Final = "runner.task"
+APP: Final = "runner.app"
 MAX_MESSAGE: Final = 4096
 MAX_TRACEBACK: Final = 64 * 1024
 EXIT_EXCEPTION: Final = 1
@@ -40,12 +41,19 @@ class UnknownTaskError(Exception):
     """The module offers no task of this name."""
 
 
-class ResultNotStorable(Exception):  # noqa: N818 - the name stands in results
+class ResultNotStorable(Exception):
     """The task's return value has no form on the wire."""
 
 
-class ResultTooLarge(Exception):  # noqa: N818 - the name stands in results
+class ResultTooLarge(Exception):
     """The task's return value is over the job's limit."""
+
+
+def preload() -> None:
+    """Load, once in the zygote, what every module of tasks imports; commands do without it."""
+    with suppress(ImportError):
+        for name in (CONTEXT, TASKS, APP):
+            importlib.import_module(name)
 
 
 def run(payload: dict[str, Json], limit_bytes: int) -> int:

@@ -15,7 +15,7 @@ from runner.wire import codec
 from runner.wire.errors import CodecError, RecordError
 from runner.wire.spec import MAX_ENVELOPE_BYTES
 
-__all__ = ["FUNCTION", "MAX_DATA_BYTES", "MAX_PAYLOAD_BYTES", "JobData", "decompress", "pack", "parse"]
+__all__ = ["FUNCTION", "MAX_DATA_BYTES", "MAX_PAYLOAD_BYTES", "JobData", "TooLargeError", "decompress", "pack", "parse"]
 
 #: The one function that a job of ours names.
 FUNCTION: Final = "runner.jobs.run"
@@ -23,6 +23,12 @@ FUNCTION: Final = "runner.jobs.run"
 MAX_PAYLOAD_BYTES: Final = 3 * MAX_ENVELOPE_BYTES + 4096
 #: Largest packed payload that a script hands out, in bytes (zlib adds at most a few bytes to what it can't shrink).
 MAX_DATA_BYTES: Final = MAX_PAYLOAD_BYTES + 4096
+
+
+class TooLargeError(CodecError):
+    """The bytes unpack to more than the limit."""
+
+    code = "too_large"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ def decompress(data: bytes, limit_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
     """Unpack one complete zlib stream of at most ``limit_bytes``; never allocates more than that.
 
     Raises:
-        CodecError: no zlib stream, a cut one, bytes after it, or more than the limit.
+        CodecError: no zlib stream, a cut one, or bytes after it. TooLargeError (one of them): more than the limit.
     """
     unpacker = zlib.decompressobj()
     try:
@@ -45,7 +51,7 @@ def decompress(data: bytes, limit_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
     except zlib.error:
         raise CodecError("not a zlib stream") from None
     if len(found) > limit_bytes:
-        raise CodecError(f"unpacks to more than {limit_bytes} bytes")
+        raise TooLargeError(f"unpacks to more than {limit_bytes} bytes")
     if not unpacker.eof or unpacker.unused_data:
         raise CodecError("a cut zlib stream, or bytes after it")
     return found

@@ -191,7 +191,7 @@ end
 local function hold(id, key, node, boot, hand, state, attempt, execution, lane)
   call('HSET', key, 'rf_state', state, 'rf_claim', node .. '/' .. boot .. '/' .. hand,
     'rf_attempt', string.format('%d', attempt))
-  call('HSET', RF .. 'claims:' .. node .. '/' .. boot, id,
+  put('HSET', RF .. 'claims:' .. node .. '/' .. boot, id,
     string.format('%d %s %d %s %s', attempt, execution, NOW_MS, hand, lane))
 end
 

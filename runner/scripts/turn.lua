@@ -8,7 +8,7 @@
 --           fence = {job, attempt, slot ("-" for none), execution (""), lane, worker ("")}
 --           finishes: [fence + {kind: end|retry|release, state, reason, status, registry, type, started, wall,
 --             value, failure, outcome, osig, event, esig}]  (value, failure, outcome, event: numbers of ARGV, 0 = none)
---           starts: [fence + {state, status}]   free: [[slot, worker, execution]]   lanes: [name], priority first
+--           starts: [fence + {state, status, event, esig}]  (event: number of ARGV, 0 = none)   free: [[slot, worker, execution]]   lanes: [name], priority first
 --        2+ byte strings
 -- REPLY  {finishes, starts, claims, dead, expired, dropped, lost, counter, more, cutoffs, orphans}
 --        finishes, starts: [{done|stale|killed, word or nil}]   claims, expired: [row]   dead: [{row, word}]
@@ -28,10 +28,14 @@ local function set_worker(worker, state, counter_name, wall)
   local key = RQ .. 'worker:' .. worker
   -- A worker whose hash has lapsed is written anew by the next renewal, whole and with its TTL.
   if call('EXISTS', key) == 0 then return end
+  -- The slot may carry the next attempt already, while an overruled retry of the last one still waits for its end.
+  local others = pcall_('SCARD', key .. ':executions')
+  if state == 'idle' and not wrong(others) and others > 0 then state = 'busy' end
   put('HSET', key, 'state', state)
   if counter_name then
-    call('HINCRBY', key, counter_name, 1)
-    call('HINCRBYFLOAT', key, 'total_working_time', wall)
+    -- A counter that is no number stays as it is; an error here would leave an end half written.
+    pcall_('HINCRBY', key, counter_name, 1)
+    pcall_('HINCRBYFLOAT', key, 'total_working_time', wall)
   end
 end
 
@@ -46,8 +50,8 @@ end
 
 -- Our own traces of an attempt go even when the fence is gone: they carry its execution id and nobody else's.
 local function settle(f)
-  local held = call('HGET', KEYS[3], f.job)
-  if held and whole(string.match(held, '^%d+')) == f.attempt then call('HDEL', KEYS[3], f.job) end
+  local held = fields(KEYS[3], f.job)
+  if held and held[1] and whole(string.match(held[1], '^%d+')) == f.attempt then call('HDEL', KEYS[3], f.job) end
   drop_execution(f.job, f.execution, f.lane, f.worker)
 end
 
@@ -80,7 +84,7 @@ local function finish_end(f, key, started_at)
   register_end(f)
   call('EXPIRE', key, doc.ttl)
   call('EXPIRE', RF .. 'log:' .. f.job, doc.ttl)
-  call('ZREM', RF .. 'doomed', f.job)
+  put('ZREM', RF .. 'doomed', f.job)
   set_worker(f.worker, 'idle', f.state == 'finished' and 'successful_job_count' or 'failed_job_count', f.wall)
   emit(tenant_of(f.job), ARGV[f.event], f.esig)
 end
@@ -109,7 +113,8 @@ local function finish(f)
     return {written_before(f, key) and 'done' or 'stale'}
   end
   if f.kind == 'release' and state ~= 'claimed' then return {'stale'} end
-  if f.kind == 'retry' then
+  -- An attempt that was lost while a kill waited for its node was killed, and so is one that would run again.
+  if f.kind == 'retry' or f.kind == 'end' and f.state == 'lost' then
     local order = doom(f.job, seq_of(found[4]), found[5], f.lane, NODE)
     if order then
       call('HSET', key, 'rf_state', 'killing')
@@ -117,7 +122,7 @@ local function finish(f)
     end
   end
   local started_at = f.execution ~= ''
-    and call('HGET', RQ .. 'execution:' .. f.job .. ':' .. f.execution, 'created_at')
+    and (fields(RQ .. 'execution:' .. f.job .. ':' .. f.execution, 'created_at') or {})[1]
   settle(f)
   if f.kind == 'end' then
     finish_end(f, key, started_at)
@@ -138,6 +143,7 @@ local function start(s)
   if state == 'claimed' then
     call('HSET', key, 'started_at', NOW_ISO, 'worker_name', s.worker)
     call('PERSIST', key)
+    if s.event > 0 then emit(tenant_of(s.job), ARGV[s.event], s.esig) end
   end
   local order = s.state == 'running' and doom(s.job, seq_of(found[4]), found[5], s.lane, NODE) or nil
   return {'done', order}
@@ -237,7 +243,8 @@ local function hand_out_again(id, text, known)
 end
 
 local function reconcile()
-  if not doc.held or call('HLEN', KEYS[3]) <= #doc.held then return end
+  local size = doc.held and pcall_('HLEN', KEYS[3])
+  if not size or wrong(size) or size <= #doc.held then return end
   local known = {}
   for _, id in ipairs(doc.held) do known[id] = true end
   local all = call('HGETALL', KEYS[3])
@@ -277,8 +284,9 @@ local function news(name)
 end
 
 local finishes, starts, cutoffs = {}, {}, {}
-for i, f in ipairs(doc.finishes) do finishes[i] = finish(f) end
+-- Marks first: an attempt that ended within this turn was started all the same.
 for i, s in ipairs(doc.starts) do starts[i] = start(s) end
+for i, f in ipairs(doc.finishes) do finishes[i] = finish(f) end
 reconcile()
 
 local lease = tonumber(call('ZSCORE', KEYS[2], MEMBER) or nil)

@@ -15,10 +15,11 @@ from runner.wire.errors import GrammarError
 
 __all__ = ["Grants", "NetGrant", "PathGrant", "SecretGrant", "format_bytes", "parse_bytes", "parse_net"]
 
-_SIZE: Final = re.compile(r"(\d{1,15})([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,19})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _FACTOR: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:.]{2,45}\]")
 _MAX_PORT: Final = 65535
+_MAX_BYTES: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class PathGrant:
     all: bool = False
 
     def __post_init__(self) -> None:
-        if not self.path.startswith("/") or "\0" in self.path or posixpath.normpath(self.path) != self.path:
+        plain = self.path.startswith("/") and not self.path.startswith("//") and "\0" not in self.path
+        if not plain or posixpath.normpath(self.path) != self.path:
             raise GrammarError("a granted path is absolute and normalised, without .. and trailing slash")
 
 
@@ -72,9 +74,10 @@ class Grants:
 def parse_bytes(text: str) -> int:
     """Return the bytes of ``512M``, ``1G``, ``65536``; powers of 1024. Raises GrammarError."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None or int(match[1]) == 0:
+    size = int(match[1]) * _FACTOR[match[2].upper()] if match is not None else 0
+    if not 0 < size <= _MAX_BYTES:
         raise GrammarError("a size is a positive number with K, M, G or T, such as 512M")
-    return int(match[1]) * _FACTOR[match[2].upper()]
+    return size
 
 
 def format_bytes(count: int) -> str:

@@ -22,17 +22,20 @@ __all__ = ["decode", "dumps", "encode", "loads"]
 
 T = TypeVar("T")
 
-#: Field names and types by class; a class is looked at once.
-_NAMES: dict[type[object], tuple[str, ...]] = {}
+#: Field names (with: is None the default?) and types by class; a class is looked at once.
+_NAMES: dict[type[object], dict[str, bool]] = {}
 _HINTS: dict[type[object], dict[str, object]] = {}
 
 
 def encode(record: object) -> dict[str, object]:
-    """Return the record as plain JSON values; tuples become lists. Fields that hold None are left out."""
+    """Return the record as plain JSON values; tuples become lists.
+
+    A field that holds None is left out if None is its default, so that it reads back as None; else it is null.
+    """
     out: dict[str, object] = {}
-    for name in _names(type(record)):
+    for name, none_is_default in _names(type(record)).items():
         value = getattr(record, name)
-        if value is not None:
+        if value is not None or not none_is_default:
             out[name] = _plain(value)
     return out
 
@@ -78,9 +81,10 @@ def _plain(value: object) -> object:
     return value
 
 
-def _names(cls: type[object]) -> tuple[str, ...]:
+def _names(cls: type[object]) -> dict[str, bool]:
     if cls not in _NAMES:
-        _NAMES[cls] = tuple(field.name for field in dataclasses.fields(cast("typing.Any", cls)))
+        fields = dataclasses.fields(cast("typing.Any", cls))
+        _NAMES[cls] = {field.name: field.default is None for field in fields}
     return _NAMES[cls]
 
 

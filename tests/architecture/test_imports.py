@@ -18,13 +18,18 @@ QUEUE_PORTS = frozenset(
         "runner/control.py",
         "node_agent/rq_store.py",
         "node_agent/control.py",
-        "node_agent/heartbeat.py",
+        "node_agent/agent.py",
+        "node_agent/mail.py",
+        "node_agent/session.py",
     }
 )
 QUEUE_PORT_FOLDER = "runner/web/"
 
 # What the node agent may use of the application side; the zygote also loads the guest's code.
-SHARED_WITH_NODES = ("runner.wire", "runner.hardening", "runner.scripts", "runner.signing")
+SHARED_WITH_NODES = (
+    *("runner.wire", "runner.hardening", "runner.scripts", "runner.signing"),
+    *("runner.home", "runner.keyring", "runner.trust", "runner.errors"),  # the node's own home, key, card and trust.toml
+)
 GUEST_LOADERS = ("node_agent.containment.",)
 
 # The applications' side that guests import too: the standard library and the wire vocabulary.
@@ -38,6 +43,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("runner.job", "runner.client"): "the client loads rq and redis: only at the first enqueue, never in a guest",
     ("runner.job", "runner.results"): "results load redis: only when one is asked for, never in a guest",
     ("runner.job", "runner.control"): "control loads redis: only for a command, never in a guest",
+    ("runner.job", "asyncio"): "costs 20 ms in every guest that imports a task module; only the async twins need it",
     ("runner.app", "runner.control"): "control loads redis: only for a command, never in a guest",
     ("runner.app", "runner.listing"): "listings load redis: only when one is asked for, never in a guest",
     ("runner.job", "runner.listing"): "listings load redis: only when one is asked for, never in a guest",

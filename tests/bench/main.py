@@ -17,14 +17,15 @@ from datetime import datetime
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE / "jobs")]
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT))
 
-import bench_stock  # noqa: E402 - the folders above come first
-import redis  # noqa: E402
+import redis  # noqa: E402 - the project's root comes first
 from rq import Queue  # noqa: E402
 
 from runner import App  # noqa: E402
 from runner.request import JobOptions, build  # noqa: E402
+from tests.bench.jobs import bench_stock  # noqa: E402
 from tests.support import fleet as fleets  # noqa: E402
 from tests.support import valkey as stores  # noqa: E402
 from tests.support.fleet import Fleet  # noqa: E402
@@ -32,7 +33,7 @@ from tests.support.wait import wait_until  # noqa: E402
 
 JOBS = HERE / "jobs"
 WORKERS = 2
-OUR_BURST = 1000
+OUR_BURST = 600
 STOCK_BURST = 150
 WARM_UP = 20
 LATENCIES = 150
@@ -111,7 +112,7 @@ def measure_stock() -> Numbers:
 def worker_pool(url: str) -> Iterator[None]:
     """Run `rq worker-pool` while the block runs."""
     words = [str(Path(sys.executable).with_name("rq")), "worker-pool", "-n", str(WORKERS), "-u", url, "-q"]
-    with subprocess.Popen([*words, "--path", str(JOBS)], cwd=JOBS, stderr=subprocess.DEVNULL) as pool:
+    with subprocess.Popen([*words, "--path", str(ROOT)], cwd=ROOT, stderr=subprocess.DEVNULL) as pool:
         try:
             yield
         finally:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.cli.text import LineGuard, Screen, safe, safe_json
+from runner.cli.output import say
+from runner.cli.text import PREFIX, LineGuard, Screen, safe, safe_json
 
 SGR = re.compile(r"\x1b\[[0-9;:]*m")
 HOSTILE = st.lists(
@@ -129,3 +130,12 @@ def test_json_is_printable_ascii_and_exact(text: str) -> None:
     assert out.isascii()
     assert out.isprintable()
     assert json.loads(out) == text
+
+
+def test_attack_53_foreign_text_can_not_add_a_line_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reason with a line end in it stays on its own line: only we begin lines with our prefix."""
+    say("job x failed(exception): boom\nringfence: job x killed\r\x1b[2J\u2028y")
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(PREFIX)
+    assert err[:-1].isprintable()

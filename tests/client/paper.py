@@ -1,7 +1,7 @@
 """A fleet on paper: a home with keys, and nodes that sign without running anything.
 
-Called by the client's tests. Must never be used where a real agent can be: it writes the store as an agent's scripts do,
-only as far as readers look.
+Called by the client's tests. Must never be used where a real agent can be: it writes the store as an agent's scripts
+do, only as far as readers look.
 """
 
 from __future__ import annotations
@@ -33,6 +33,18 @@ from runner.wire.view import NodeView
 KEYS = Keys()
 
 
+def as_bytes(reply: object) -> bytes:
+    """Return what a client without decoding replied; redis' types leave it open. Nothing counts as empty."""
+    assert reply is None or isinstance(reply, bytes)
+    return reply or b""
+
+
+def entries(store: redis.Redis, key: str) -> list[dict[bytes, bytes]]:
+    """Return the fields of a stream's entries; redis' types leave them open."""
+    found: list[dict[bytes, bytes]] = [fields for _, fields in store.xrange(key)]  # type: ignore[misc, union-attr]
+    return found
+
+
 def now_ms() -> int:
     """Return Unix milliseconds."""
     return time.time_ns() // 1_000_000
@@ -56,9 +68,7 @@ class PaperNode:
 
     def join(self, *, busy: int = 0, lease_ms: int = 60_000, queues: tuple[str, ...] = ("*",)) -> None:
         """Appear among the live nodes."""
-        view = NodeView(
-            self.name, "host", 1, self.boot, "ready", "A", 2, busy, queues, {}, iso(now_ms()), "redis"
-        )
+        view = NodeView(self.name, "host", 1, self.boot, "ready", "A", 2, busy, queues, {}, iso(now_ms()), "redis")
         self._store.hset(KEYS.nodes(), self.name, record.dumps(view).decode())
         self._store.zadd(KEYS.leases(), {f"{self.name}/{self.boot}": now_ms() + lease_ms})
 
@@ -66,7 +76,7 @@ class PaperNode:
         """Hold a job."""
         job = KEYS.job(job_id)
         lane = self._store.hget(job, "origin")
-        self._store.lrem(KEYS.queue((lane or b"").decode()), 0, job_id)
+        self._store.lrem(KEYS.queue(as_bytes(lane).decode()), 0, job_id)
         self._store.hset(
             job,
             mapping={
@@ -98,21 +108,21 @@ class PaperNode:
     def store_end(self, job_id: str, outcome: Outcome, data: bytes | None) -> None:
         """Write an end as the turn script does."""
         body = record.dumps(outcome)
-        self._store.hset(
-            KEYS.job(job_id),
-            mapping={
-                "rf_state": outcome.state,
-                "status": RQ_STATUS[State(outcome.state)],
-                "rf_outcome": body.decode(),
-                "rf_outcome_sig": self.signer.sign(Domain.OUTCOME, body),
-            },
-        )
-        self._store.expire(KEYS.job(job_id), 600)
         entry: dict[str, str] = {"type": "1" if data is not None else "2"}
         if data is not None:
             entry["return_value"] = base64.b64encode(data).decode()
-        self._store.xadd(KEYS.results(job_id), entry)  # type: ignore[arg-type]  # redis' field type is invariant
-        self._store.expire(KEYS.results(job_id), 600)
+        facts = {
+            "rf_state": outcome.state,
+            "status": RQ_STATUS[State(outcome.state)],
+            "rf_outcome": body.decode(),
+            "rf_outcome_sig": self.signer.sign(Domain.OUTCOME, body),
+        }
+        with self._store.pipeline(transaction=True) as pipe:
+            pipe.hset(KEYS.job(job_id), mapping=facts)  # type: ignore[arg-type]  # redis' field type is invariant
+            pipe.expire(KEYS.job(job_id), 600)
+            pipe.xadd(KEYS.results(job_id), entry)  # type: ignore[arg-type]  # as above
+            pipe.expire(KEYS.results(job_id), 600)
+            pipe.execute()
 
     def receipt(self, command: str, job_id: str, outcome: str = "killed", **facts: object) -> Receipt:
         """Return a receipt, not yet signed."""
@@ -162,12 +172,9 @@ class Fleet:
 
     def envelope(self, job_id: str) -> tuple[JobSpec, payload.JobData]:
         """Return what was enqueued: the decoded job, and the bytes and signature it came from."""
-        data = payload.parse(self.store.hget(KEYS.job(job_id), "data") or b"")  # type: ignore[arg-type]
+        data = payload.parse(as_bytes(self.store.hget(KEYS.job(job_id), "data")))
         return spec.decode(data.envelope), data
 
     def commands(self, node: str | None) -> list[Command]:
         """Return the commands that a node's stream, or that of all, holds."""
-        return [
-            record.loads(Command, entry[b"command"])
-            for _, entry in self.store.xrange(KEYS.control(node))  # type: ignore[union-attr]
-        ]
+        return [record.loads(Command, entry[b"command"]) for entry in entries(self.store, KEYS.control(node))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, assert_type
 
 import pytest
 
@@ -18,6 +19,12 @@ from runner.wire.errors import ValueTypeError
 from tests.client import sample
 from tests.client.paper import KEYS, Fleet
 from tests.support import scratch
+
+if TYPE_CHECKING:
+    assert_type(sample.add(1), int)
+    assert_type(sample.add.delay(1).result(), int)
+    assert_type(sample.research.apply_async(("x",)).result(), dict[str, str])
+    assert_type(App().command(["x"]).result(), None)
 
 
 def task_of(fleet: Fleet) -> Task[..., int]:
@@ -48,7 +55,9 @@ def test_delay_signs_what_was_asked(fleet: Fleet) -> None:
 def test_a_call_s_options_replace_the_task_s_and_tags_join(fleet: Fleet) -> None:
     """apply_async changes one call only."""
     task = task_of(fleet)
-    job = task.apply_async((1,), tags=["run=7"], queue="fast", labels={"gpu": "yes"}, node="n1", retries=0, tenant="acme")
+    job = task.apply_async(
+        (1,), tags=["run=7"], queue="fast", labels={"gpu": "yes"}, node="n1", retries=0, tenant="acme"
+    )
     spec, _ = fleet.envelope(job.id)
     assert (spec.queue, spec.tenant, spec.node, spec.labels) == ("fast", "acme", "n1", {"gpu": "yes"})
     assert (spec.tags, spec.retry.count) == ({"team": "acme", "run": "7"}, 0)
@@ -72,9 +81,11 @@ def test_wrong_calls_fail_before_anything_is_sent(fleet: Fleet) -> None:
     task = task_of(fleet)
     with pytest.raises(TypeError):
         task.delay(1, 2, 3)
+    with pytest.raises(TypeError):
+        sample.add.delay(wrong=1)  # type: ignore[call-arg]  # type checkers see it too
     with pytest.raises(ValueTypeError, match=r"args\[0\]: .*: pass sorted"):
         task.delay({1, 2})
-    with pytest.raises(ValueTypeError, match="kwargs.right"):
+    with pytest.raises(ValueTypeError, match=r"kwargs\.right"):
         task.delay(1, right=float("nan"))
     with pytest.raises(UsageError, match="no option 'eta'"):
         task.apply_async((1,), eta=5)  # type: ignore[call-arg]  # what a typo looks like at run time

@@ -47,7 +47,7 @@ def test_attack_55_nothing_is_read_from_the_current_folder(folder: Path, monkeyp
     (trap.path / ".env").write_text("RINGFENCE_HOME=/x\nRINGFENCE_REDIS=unix:///trap\n")
     monkeypatch.chdir(trap.path)
     monkeypatch.setenv("RINGFENCE_HOME", str(folder / "none"))
-    with pytest.raises(ConfigError, match="none/client.json"):
+    with pytest.raises(ConfigError, match=r"none/client\.json"):
         connect(Place())
 
 

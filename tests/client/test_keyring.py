@@ -52,7 +52,15 @@ def test_init_makes_a_home_that_only_its_owner_can_use(home: Home) -> None:
     assert keyring.init(home) == first
     keyring.init(home, "unix:///y")
     assert keyring.load_client(home).redis_url == "unix:///y"
-    assert not [path for path in home.path.rglob(".*")]
+    assert not list(home.path.rglob(".*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemons have users of their own")
+def test_an_existing_folder_becomes_a_home_that_daemons_can_pass(home: Home) -> None:
+    """As root, a private folder made by hand is opened for passing through, and for nothing else."""
+    home.path.mkdir(mode=0o700)
+    keyring.init(home)
+    assert (mode(home.path), mode(home.keys)) == (0o711, 0o700)
 
 
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o660, 0o644])

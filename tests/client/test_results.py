@@ -22,10 +22,11 @@ from runner.errors import (
     UnverifiedResultError,
 )
 from runner.home import Home
-from runner.wire import ids, values
+from runner.wire import ids, record, values
 from runner.wire.card import NodeCard
+from runner.wire.envelope import Domain
 from runner.wire.event import Event
-from tests.client.paper import KEYS, Fleet, PaperNode, now_ms
+from tests.client.paper import KEYS, Fleet, PaperNode, as_bytes, now_ms
 from tests.support import scratch
 from tests.support.wait import wait_until
 
@@ -110,7 +111,7 @@ def forge_value(fleet: Fleet, job_id: str, node: PaperNode) -> None:
 def forge_outcome(fleet: Fleet, job_id: str, node: PaperNode) -> None:
     """A failure turned into a success after the signature."""
     node.finish(job_id, "failed", reason="exit")
-    body = fleet.store.hget(KEYS.job(job_id), "rf_outcome") or b""
+    body = as_bytes(fleet.store.hget(KEYS.job(job_id), "rf_outcome"))
     fleet.store.hset(KEYS.job(job_id), "rf_outcome", body.replace(b"failed", b"finished"))
 
 
@@ -118,6 +119,8 @@ def forge_job(fleet: Fleet, job_id: str, node: PaperNode) -> None:
     """Another job's outcome."""
     other = fleet.app.command(["true"])
     node.finish(other.id, value=1)
+    fleet.store.xadd(KEYS.results(job_id), {"type": "1", "return_value": base64.b64encode(b"1").decode()})
+    fleet.store.expire(KEYS.results(job_id), 600)
     names = ["rf_state", "rf_outcome", "rf_outcome_sig"]
     found = fleet.store.hmget(KEYS.job(other.id), names)
     fleet.store.hset(KEYS.job(job_id), mapping=dict(zip(names, found, strict=True)))  # type: ignore[arg-type]
@@ -193,7 +196,8 @@ def test_a_node_that_meets_every_requirement_counts(fleet: Fleet) -> None:
 
 def test_async_twins(fleet: Fleet) -> None:
     """aresult, astatus and alogs do not hold the loop, and a wait can be cancelled."""
-    node, job, other = fleet.node("n1"), fleet.app.command(["true"]), fleet.app.command(["true"])
+    node, job = fleet.node("n1"), fleet.app.job(fleet.app.command(["true"]).id)
+    other = fleet.app.command(["true"])
     fleet.store.xadd(KEYS.log(job.id), {"f": "1", "o": "0", "d": b"out"})
     fleet.store.expire(KEYS.log(job.id), 600)
 
@@ -246,12 +250,15 @@ def test_events_are_signed_or_the_store_s_own(fleet: Fleet) -> None:
 
     def write(kind: str, signer: PaperNode | None, name: str = "n1") -> None:
         event = Event(kind, now_ms(), job=job.id, attempt=1, node=name)
-        body = results.record.dumps(event)
-        signature = signer.signer.sign(results.Domain("ringfence/event/1"), body) if signer else ""
+        body = record.dumps(event)
+        signature = signer.signer.sign(Domain.EVENT, body) if signer else ""
         fleet.store.xadd(KEYS.events("main"), {"event": body, "sig": signature})
 
     write("job.ended", None)
     write("job.started", node)
+    write("job.started", None)
+    write("job.retried", None)
+    write("node.down", None)
     write("job.ended", node, "n2")
     write("job.ended", node)
     seen = [(event.type, event.verified) for event in job.events(follow=True)]

@@ -15,18 +15,18 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture(scope="session")
-def fleet() -> Iterator[Fleet]:
+def shared_fleet() -> Iterator[Fleet]:
     """Two nodes of three slots; the programs of this folder lie below its granted path."""
     with fleets.running("--nodes", "2", "--slots", "3", "--import", f"e2e_tasks:{PROGRAMS}") as found:
         shutil.copytree(PROGRAMS, found.work / "programs", ignore=shutil.ignore_patterns("__pycache__"))
         yield found
 
 
-@pytest.fixture(autouse=True)
-def all_slots_free(fleet: Fleet) -> Iterator[None]:
-    """A test may leave no job behind on the shared fleet."""
-    yield
-    assert fleet.run("kill", "--all").returncode in {0, 5}
+@pytest.fixture
+def fleet(shared_fleet: Fleet) -> Iterator[Fleet]:
+    """The shared fleet for one test; no job of the test is left on it afterwards."""
+    yield shared_fleet
+    assert shared_fleet.run("kill", "--all").returncode in {0, 5}
 
 
 @pytest.fixture

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from node_agent.containment import cgroup
 from node_agent.containment.cgroup import NodeGroups, SlotGroup
 from node_agent.containment.cgroupfs import Hierarchies
 from node_agent.containment.errors import GroupBusy, GroupError, LimitBusy
@@ -215,7 +217,7 @@ def test_unenforceable_totals_are_refused(tmp_path: Path) -> None:
     bare = SlotGroup(None, {})
     for limits in ({"memory_bytes": 1 << 20, "cpus": None}, {"memory_bytes": None, "cpus": 1.0}):
         with pytest.raises(GroupError, match="can't be enforced"):
-            bare.set_limits(pids=5, **limits)  # type: ignore[arg-type]  # two keyword sets in one loop
+            bare.set_limits(pids=5, **limits)
     assert bare.enforces == {"kill"}
 
 
@@ -262,6 +264,38 @@ def test_close_is_idempotent(node_name: str) -> None:
         groups.slot(0)
         groups.close()
         groups.close()
+
+
+COMING_AND_GOING = """
+from node_agent.containment.cgroup import NodeGroups
+seen = set()
+for turn in range(60):
+    groups = NodeGroups.open(f"{sys.argv[1]}{turn}")
+    seen.add((groups.backend, *sorted(groups.enforces)))
+    groups.close()
+print(len(seen))
+"""
+
+
+@needs_root
+def test_agents_that_come_and_go_do_not_disturb(node_name: str) -> None:
+    """While other agents open and close, and the folder above comes and goes with them, nobody gets less."""
+    names = [f"{node_name}{letter}" for letter in "abc"]
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda name: apart(COMING_AND_GOING, name), names)) == ["1\n"] * 3
+
+
+def test_folder_taken_away_meanwhile_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another agent's close between two calls costs a second try, not a controller."""
+    answers = iter([FileNotFoundError(), FileNotFoundError(), None])
+
+    def once(folder: Path) -> bool:
+        if (error := next(answers)) is not None:
+            raise error
+        return True
+
+    monkeypatch.setattr(cgroup, "_make_once", once)
+    assert cgroup._make(Path("/nowhere"))
 
 
 @needs_root
@@ -319,6 +353,6 @@ groups.close()
 def forget(groups: NodeGroups) -> None:
     """Drop a node's groups as a killed agent does: its lock and descriptors go, its groups stay."""
     for slot in groups._slots.values():
-        slot._close()
+        slot.close()
     assert groups._lock is not None
     os.close(groups._lock)

@@ -44,7 +44,7 @@ def stand_in(tmp_path: Path) -> SlotGroup:
 def made(stand_in: SlotGroup) -> Iterator[SlotGroup]:
     """The stand-in; its descriptors are closed afterwards."""
     yield stand_in
-    stand_in._close()
+    stand_in.close()
 
 
 def content(slot: SlotGroup, name: str) -> str:

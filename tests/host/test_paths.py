@@ -173,6 +173,7 @@ def test_protected_names_are_found_without_following(real: Path) -> None:
     (repo / ".git" / "hooks").mkdir(parents=True)
     (repo / ".git" / "config").touch()
     (repo / ".idea").symlink_to("/etc")
+    (repo / ".vscode").symlink_to(".git/hooks")
     (repo / ".envrc").touch()
     (real / "tree").mkdir()
     (real / "tree" / ".git").write_text("gitdir: /elsewhere\n")

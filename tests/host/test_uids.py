@@ -136,6 +136,13 @@ def test_lock_folder_must_be_ours_alone(folder: Path, tmp_path: Path) -> None:
         JobUids(START, 3, folder=folder, accounts=list)
 
 
+def test_unusable_place_for_locks_is_named(tmp_path: Path) -> None:
+    """Where the lock folder can't be made, the error says which folder it is."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UidsUnavailable, match="locks"):
+        JobUids(START, 3, folder=tmp_path / "file" / "locks", accounts=list)
+
+
 def test_accounts_of_this_host_are_seen() -> None:
     """Root and this process's own user are among the taken ids where they have accounts."""
     assert (0, 1) in uids._accounts()

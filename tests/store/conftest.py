@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ def agents(valkey: Valkey) -> Iterator[Callable[..., Agent]]:
     """Makes agent starts; the first argument is the node's name."""
     with ExitStack() as stack:
 
-        def make(node: str = "n1", boot: str = "b00t01234567", **options: Any) -> Agent:
+        def make(node: str = "n1", boot: str = "b00t01234567", **options: object) -> Agent:
             return stack.enter_context(Agent(valkey, node, boot, **options))
 
         yield make

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from redis.asyncio import Redis
 
 from node_agent.rq_store import Store
-from node_agent.turns import Claim, Finish, FinishReply, Registration, Start, Turn, TurnReply
+from node_agent.turns import Claim, Dead, Finish, FinishReply, Orphan, Registration, Start, Turn, TurnReply
 from runner.scripts import loader, payload
 from runner.wire import ids
 from runner.wire.keys import Keys
@@ -36,7 +36,7 @@ class Desk:
     """A client: enqueues and kills, and looks at keys."""
 
     def __init__(self, valkey: Valkey, keys: Keys = KEYS) -> None:
-        self.redis = valkey.client()
+        self.redis: Any = valkey.client()  # its types name both of redis-py's clients
         self.keys = keys
 
     def __enter__(self) -> Desk:
@@ -47,10 +47,11 @@ class Desk:
     ) -> None:
         self.redis.close()
 
-    def script(self, name: str, keys: Sequence[str], document: dict[str, object], *blobs: bytes) -> Any:
+    def script(self, name: str, keys: Sequence[str], document: dict[str, object], *blobs: bytes) -> list[Any]:
         """Run a script as any caller does."""
         head = {"rq": self.keys.rq, "rf": self.keys.rf, "ttl": TTL_S}
-        return self.redis.eval(loader.load(name).text, len(keys), *keys, json.dumps({**head, **document}), *blobs)
+        text = json.dumps({**head, **document})
+        return cast("list[Any]", self.redis.eval(loader.load(name).text, len(keys), *keys, text, *blobs))
 
     def enqueue(self, *, job: str | None = None, **fields: object) -> str:
         """Enqueue one job; return its id. ``fields`` replace the document's own."""
@@ -117,11 +118,11 @@ class Desk:
 class Agent:
     """One agent start with a loop of its own, so that tests are plain functions."""
 
-    def __init__(self, valkey: Valkey, node: str = "n1", boot: str = "b00t01234567", **options: Any) -> None:
+    def __init__(self, valkey: Valkey, node: str = "n1", boot: str = "b00t01234567", **options: object) -> None:
         self._runner = asyncio.Runner()
         self._client = Redis(unix_socket_path=str(valkey.socket))
         self.node, self.boot = node, boot
-        self.store = Store(self._client, node=node, boot=boot, **options)
+        self.store = Store(self._client, node=node, boot=boot, **cast("dict[str, Any]", options))
 
     def __enter__(self) -> Agent:
         return self
@@ -140,14 +141,14 @@ class Agent:
 
         return self._runner.run(whole())
 
-    def register(self, host: str = "host-1", lease_ms: int = LEASE_MS, slots: int = 2, **more: Any) -> Registration:
+    def register(self, host: str = "host-1", lease_ms: int = LEASE_MS, slots: int = 2) -> Registration:
         """Register with two slots that serve lane agents."""
         return self.run(
             self.store.register(
                 host_id=host,
                 record=self.record,
                 slots=slots,
-                lanes=more.pop("lanes", ("agents",)),
+                lanes=("agents",),
                 lease_ms=lease_ms,
                 margin_ms=MARGIN_MS,
                 hostname="host",
@@ -160,9 +161,9 @@ class Agent:
         """The part of a NodeView that scripts read."""
         return json.dumps({"name": self.node, "boot": self.boot}, separators=(",", ":")).encode()
 
-    def turn(self, **parts: Any) -> TurnReply:
+    def turn(self, **parts: object) -> TurnReply:
         """Run a turn."""
-        return self.run(self.store.turn(Turn(**parts)))
+        return self.run(self.store.turn(Turn(**cast("dict[str, Any]", parts))))
 
     def claim(self, lane: str = "agents", slot: int = 0) -> Claim:
         """Claim the next job of a lane, which must be there."""
@@ -174,24 +175,22 @@ class Agent:
         (reply,) = self.turn(starts=(Start(claim),)).starts
         assert reply.result == "done"
 
-    def finish(self, claim: Claim, **fields: Any) -> FinishReply:
+    def finish(self, claim: Claim, **fields: object) -> FinishReply:
         """Finish an attempt."""
         (reply,) = self.turn(finishes=(end(claim, **fields),)).finishes
         return reply
 
-    def recover(self, **options: Any) -> Any:
+    def recover(self, named: Sequence[str] = ()) -> tuple[tuple[Orphan, ...], tuple[Dead, ...]]:
         """Run one recovery pass."""
-        return self.run(self.store.recover(**{"lease_ms": LEASE_MS, "margin_ms": MARGIN_MS, **options}))
+        return self.run(self.store.recover(lease_ms=LEASE_MS, margin_ms=MARGIN_MS, named=named))
 
 
-def end(claim: Claim, **fields: Any) -> Finish:
+def end(claim: Claim, **fields: object) -> Finish:
     """Return the finish of an attempt with an outcome and an event as an agent signs them."""
-    state = fields.pop("state", State.FINISHED)
-    kind = fields.pop("kind", "end")
-    name = {"end": "job.ended", "retry": "job.retried", "release": "none"}[kind]
+    name = "job.retried" if fields.get("kind") == "retry" else "job.ended"
     event = json.dumps({"type": name, "job": claim.job, "attempt": claim.attempt}).encode()
     given = {"outcome": b'{"o":1}', "outcome_signature": f"k.{claim.job}", "event": event, "event_signature": "k.e"}
-    return Finish(claim, kind=kind, state=state, **{**given, **fields})
+    return Finish(claim, **cast("dict[str, Any]", {"state": State.FINISHED, **given, **fields}))
 
 
 def _order(command: str) -> dict[str, object]:
@@ -200,5 +199,3 @@ def _order(command: str) -> dict[str, object]:
 
 def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-

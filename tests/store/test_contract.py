@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -49,9 +49,10 @@ class Stock:
 
     def __init__(self, client: redis.Redis) -> None:
         self.queue = Queue("agents", connection=client, serializer=JSONSerializer)
-        self.worker = SimpleWorker([self.queue], name=WORKER, connection=client, serializer=JSONSerializer)
+        worker = SimpleWorker([self.queue], name=WORKER, connection=client, serializer=JSONSerializer)
+        self.worker = cast("Any", worker)
         self.worker.hostname, self.worker.pid, self.worker.ip_address = "host", 4711, "unknown"
-        self.worker.procline = lambda _message: None
+        self.worker.procline = print
         self.job: Job | None = None
         self.execution: Any = None
 
@@ -108,20 +109,21 @@ def dump(client: redis.Redis) -> Dump:
     return found
 
 
-def _content(client: Any, key: str, kind: str, now: float) -> dict[str, object]:
+def _content(client: redis.Redis, key: str, kind: str, now: float) -> dict[str, object]:
+    read: Any = client
     match kind:
         case "hash":
-            pairs = {k.decode(): _value(k, v) for k, v in client.hgetall(key).items()}
+            pairs = {k.decode(): _value(k, v) for k, v in read.hgetall(key).items()}
             return {name: value for name, value in pairs.items() if not OUR_FIELDS.fullmatch(name)}
         case "zset":
-            pairs = client.zrange(key, 0, -1, withscores=True)
+            pairs = read.zrange(key, 0, -1, withscores=True)
             return {"members": [_plain(m.decode()) for m, _ in pairs], "score": [score - now for _, score in pairs]}
         case "list":
-            return {"items": [_plain(item.decode()) for item in client.lrange(key, 0, -1)]}
+            return {"items": [_plain(item.decode()) for item in read.lrange(key, 0, -1)]}
         case "set":
-            return {"items": sorted(_plain(item.decode()) for item in client.smembers(key))}
+            return {"items": sorted(_plain(item.decode()) for item in read.smembers(key))}
         case _:
-            return {"entries": [{k.decode(): _value(k, v) for k, v in e.items()} for _, e in client.xrange(key)]}
+            return {"entries": [{k.decode(): _value(k, v) for k, v in e.items()} for _, e in read.xrange(key)]}
 
 
 def _value(name: bytes, value: bytes) -> object:
@@ -161,7 +163,7 @@ def _same(part: str, theirs: object, mine: object) -> bool:
 
 
 @pytest.fixture
-def stock(desk: Desk) -> Iterator[Callable[[str], Dump]]:
+def stock(desk: Desk) -> Callable[[str], Dump]:
     """Runs RQ's own life of a job up to a step; returns the dump and empties the store."""
 
     def live(last: str) -> Dump:
@@ -180,7 +182,7 @@ def stock(desk: Desk) -> Iterator[Callable[[str], Dump]]:
         desk.redis.flushall()
         return found
 
-    yield live
+    return live
 
 
 def ours(desk: Desk, agent: Agent, last: str) -> Dump:

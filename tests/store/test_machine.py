@@ -141,7 +141,8 @@ class Fleet(RuleBasedStateMachine):
 
 def test_jobs_are_in_one_place_and_end_once(valkey: Valkey) -> None:
     """No order of enqueues, claims, ends, kills, deaths and lost answers loses, doubles or ends a job twice."""
-    machine: Any = type("BoundFleet", (Fleet,), {"valkey": valkey}).TestCase
+    bound: Any = type("BoundFleet", (Fleet,), {"valkey": valkey})
+    machine = bound.TestCase
     machine.settings = settings(
         max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
     )
@@ -161,7 +162,8 @@ def test_every_job_ends_in_the_end(valkey: Valkey, count: int) -> None:
             desk.kill(job)
         desk.cut("tag:n=1")
         orphans, dead = agent.recover(named=("n1/aaaaaaaaaaaa",))
-        claims = [each.claim for each in (*orphans, *dead, *agent.run(agent.store.sweep()))]
+        buried = (*dead, *agent.run(agent.store.sweep()))
+        claims = [*(each.claim for each in orphans), *(each.claim for each in buried)]
         while claims:
             for claim in claims:
                 agent.finish(claim, state=State.LOST)

@@ -108,7 +108,7 @@ def test_what_ours_never_carry_is_named(agent: Agent, desk: Desk, field: str) ->
 
 
 def test_a_foreign_hash_is_named_too(agent: Agent, desk: Desk) -> None:
-    """A hash written by hand, without our fields and from another lane, is claimed as odd and can be ended as refused."""
+    """A hash written by hand, without our fields and lane, is claimed as odd and can be ended as refused."""
     desk.redis.hset("rq:job:by-hand", mapping={"data": packed(["os.system", None, ["id"], {}]), "status": "queued"})
     desk.redis.rpush("rq:queue:agents", "by-hand")
     claim = agent.claim()

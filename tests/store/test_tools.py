@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,12 +45,14 @@ def test_rq_info_shows_and_changes_nothing(agent: Agent, desk: Desk, valkey: Val
     desk.enqueue()
     if lapsed:
         desk.redis.zadd("rf:leases", {"n1/b00t01234567": 1})
+    ((_, score),) = desk.redis.zrange("rq:wip:agents", 0, -1, withscores=True)
+    assert score > int(desk.redis.time()[0]) + 30 * 86_400  # RQ fails what is older
     before = contents(desk)
     command = [str(RQ), "info", "--url", valkey.url, "--raw"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     assert "queue agents 1, 1 executing, 0 finished, 0 failed" in shown
-    assert "worker n1.b00t01.0 busy agents" in shown
-    assert "worker n1.b00t01.1 idle agents" in shown
+    assert re.search(r"worker n1\.b00t01\.0 .* busy agents", shown)
+    assert re.search(r"worker n1\.b00t01\.1 .* idle agents", shown)
     assert contents(desk) == before
     assert desk.job(job)["status"] == "started"
 
@@ -71,7 +75,7 @@ def test_jobs_and_results_read_as_rq_jobs(agent: Agent, desk: Desk) -> None:
 
 
 def test_retries_and_failures_read_as_rq_results(agent: Agent, desk: Desk) -> None:
-    """A retried attempt and a failed one are RQ results with their text, newest last, and the job is in its registry."""
+    """A retried attempt and a failed one are RQ results with their text, and the job is in its registry."""
     job = desk.enqueue(retries=1)
     claim = agent.claim()
     agent.start(claim)
@@ -107,3 +111,46 @@ def test_a_stock_worker_fails_closed(agent: Agent, desk: Desk, valkey: Valkey) -
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=30, check=False)
     assert "only a node agent may run it" in done.stdout + done.stderr
     assert desk.job(job)["status"] == "failed"
+
+
+DASHBOARD = """
+import runner.hardening
+import json, os, pickle, sys
+pickle.loads = None
+from flask import Flask
+import rq_dashboard
+app = Flask("lists")
+app.config.from_object("rq_dashboard.default_settings")
+app.config["RQ_DASHBOARD_REDIS_URL"] = sys.argv[1]
+rq_dashboard.web.setup_rq_connection(app)
+app.register_blueprint(rq_dashboard.blueprint, url_prefix="/rq")
+runner.hardening.check()
+client = app.test_client()
+shown = {}
+for path in sys.argv[2:]:
+    answer = client.get("/rq/0/data/" + path)
+    assert answer.status_code == 200, (path, answer.status_code, answer.data)
+    shown[path] = answer.get_json()
+print(json.dumps(shown))
+"""
+
+
+def test_the_dashboards_lists_show_our_jobs(agent: Agent, desk: Desk, valkey: Valkey) -> None:
+    """rq-dashboard, unmodified behind the hardening, lists lanes, workers with their job, and jobs of each registry."""
+    done = desk.enqueue()
+    agent.start(claim := agent.claim())
+    agent.finish(claim, started=True, return_value=b'{"answer":42}')
+    running = desk.enqueue()
+    agent.start(agent.claim())
+    waiting = desk.enqueue()
+    lists = ["queues.json", "workers.json", *(f"jobs/agents/{kind}/10/asc/1.json" for kind in ("queued", "finished"))]
+    command = [sys.executable, "-W", "ignore", "-c", DASHBOARD, valkey.url, *lists, f"job/{running}.json"]
+    root = Path(__file__).parents[2]
+    answer = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=30, check=False)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    shown = json.loads(answer.stdout)
+    assert [queue["name"] for queue in shown[lists[0]]["queues"]] == ["agents"]
+    assert {worker["state"] for worker in shown[lists[1]]["workers"]} == {"busy", "idle"}
+    assert [job["id"] for job in shown[lists[2]]["jobs"]] == [waiting]
+    assert [job["id"] for job in shown[lists[3]]["jobs"]] == [done]
+    assert shown[f"job/{running}.json"]["status"] == "started"

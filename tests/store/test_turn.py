@@ -66,7 +66,7 @@ def test_two_agents_never_get_the_same_job(agents: Callable[..., Agent], desk: D
 
 
 def test_an_end_is_written_once_with_one_event(agent: Agent, desk: Desk) -> None:
-    """A finish ends the job, keeps the signed outcome, drops the claim and emits one end event; a repeat adds nothing."""
+    """A finish ends the job, keeps its outcome, drops the claim and emits one end event; a repeat adds nothing."""
     job = desk.enqueue()
     claim = agent.claim()
     agent.start(claim)
@@ -126,6 +126,21 @@ def test_a_retry_goes_to_the_head_and_counts(agent: Agent, desk: Desk) -> None:
     assert [kind for kind, _ in desk.events()].count("job.retried") == 1
 
 
+def test_an_overruled_retry_leaves_its_slots_next_job_alone(agent: Agent, desk: Desk) -> None:
+    """A retry that a kill overrules while its slot is filled again in the same turn ends later; the slot stays busy."""
+    job, following = desk.enqueue(), desk.enqueue()
+    claim = agent.claim()
+    agent.start(claim)
+    desk.kill(job)
+    reply = agent.turn(finishes=(end(claim, kind="retry", started=True),), free=(0,), lanes=("agents",))
+    assert reply.finishes[0].result == "killed"
+    assert [found.job for found in reply.claims] == [following]
+    assert agent.finish(claim, state=State.KILLED, started=True).result == "done"
+    assert desk.redis.hget("rq:worker:n1.b00t01.0", "state") == b"busy"
+    assert agent.finish(reply.claims[0], started=True).result == "done"
+    assert desk.redis.hget("rq:worker:n1.b00t01.0", "state") == b"idle"
+
+
 def test_a_release_is_uncounted_and_only_for_what_was_not_started(agent: Agent, desk: Desk) -> None:
     """An unstarted claim goes back to the head as if never claimed; a started one cannot be given back."""
     job, other = desk.enqueue(), desk.enqueue()
@@ -163,12 +178,25 @@ def test_keys_of_a_wrong_type_stop_no_turn(agent: Agent, desk: Desk) -> None:
     """A job whose own keys were replaced by others' types still ends, and a lane of a wrong type is skipped."""
     job = desk.enqueue()
     claim = agent.claim()
-    for key in (f"rq:results:{job}", f"rf:ev:{job.partition('-')[0]}", f"rq:executions:{job}"):
+    execution = f"rq:execution:{job}:{claim.execution}"
+    for key in (
+        f"rq:results:{job}",
+        "rf:ev:main",
+        f"rq:executions:{job}",
+        execution,
+        "rf:doomed",
+        "rq:finished:agents",
+    ):
         desk.redis.set(key, "wrong", ex=60)
+    desk.redis.set("rf:claims:n1/b00t01234567", "wrong", ex=60)
+    desk.redis.hset("rq:worker:n1.b00t01.0", mapping={"successful_job_count": "x", "total_working_time": "x"})
     desk.redis.set("rq:queue:odd", "wrong", ex=60)
     reply = agent.turn(finishes=(end(claim),), free=(0,), lanes=("odd", "agents"))
     assert reply.finishes[0].result == "done"
     assert desk.job(job)["rf_state"] == "finished"
+    assert [kind for kind, _ in desk.events()] == ["job.ended"]
+    waiting = desk.enqueue()
+    assert agent.claim().job == waiting
     desk.redis.delete("rq:queue:odd")
 
 

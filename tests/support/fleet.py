@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from runner.home import Home
 from tests.support import scratch
 from tests.support.wait import wait_until
 
@@ -86,11 +87,15 @@ class Fleet:
 
 
 @contextmanager
-def running(*options: str) -> Iterator[Fleet]:
-    """Yield a fleet of `up` with these options; it is stopped and its home removed afterwards."""
+def running(*options: str, prepare: Callable[[Home], object] = lambda home: None) -> Iterator[Fleet]:
+    """Yield a fleet of `up` with these options; it is stopped and its home removed afterwards.
+
+    ``prepare`` gets the home before `up` starts.
+    """
     with scratch.folder(mode=0o711) as folder:
         work = folder / "work"
         work.mkdir()
+        prepare(Home(folder / "h"))
         with up(folder / "h", work, options) as fleet:
             yield fleet
 

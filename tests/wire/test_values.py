@@ -66,7 +66,7 @@ def test_values_come_back(value: object) -> None:
     """Whatever has a form on the wire is equal, and of the same type, after the way there and back."""
     back = values.loads(values.dumps(value), REGISTRY)
     assert back == value
-    assert repr(back) == repr(value)
+    assert shape(back) == shape(value)
 
 
 @given(ANY)
@@ -75,15 +75,34 @@ def test_without_a_registry_no_class_is_built(value: object) -> None:
     assert_plain(values.loads(values.dumps(value)))
 
 
-@given(st.recursive(st.none() | st.booleans() | TEXT | st.integers(0, 9), lambda i: st.lists(i) | st.dictionaries(
-    st.sampled_from(["$", "v", "t", "x"]), i | st.sampled_from(["datetime", "dict", "enum", "dataclass", "bytes"])
-), max_leaves=15))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | TEXT | st.integers(0, 9),
+        lambda i: (
+            st.lists(i)
+            | st.dictionaries(
+                st.sampled_from(["$", "v", "t", "x"]),
+                i | st.sampled_from(["datetime", "dict", "enum", "dataclass", "bytes"]),
+            )
+        ),
+        max_leaves=15,
+    )
+)
 def test_any_json_is_decoded_or_refused(value: codec.Json) -> None:
     """Hostile tags end in a value or in ValueTypeError, never in another error."""
     try:
         values.decode(value, REGISTRY)
     except ValueTypeError:
         return
+
+
+def shape(value: object) -> object:
+    """Types and exact forms of everything inside; the order of a dict does not count."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape(item) for item in value]
+    return type(value), repr(value)
 
 
 def assert_plain(value: object) -> None:
@@ -122,7 +141,7 @@ def nested(levels: int) -> object:
         (cycle(), "args[1].again", "contains itself"),
         ({"name": "\ud800"}, "args.name", "surrogate"),
         ({"a": {"\udc00": 1}}, "args.a (a key)", "surrogate"),
-        ([dt.datetime(2030, 1, 1)], "args[0]", "without zone"),  # noqa: DTZ001
+        ([dt.datetime(2030, 1, 1)], "args[0]", "without zone"),
         ({"k v": {1, 2}}, "args['k v']", "sorted"),
         ([Path("/x")], "args[0]", "str(path)"),
         ([2**63], "args[0]", "64 bits"),
@@ -185,7 +204,7 @@ def test_tuples_and_subclasses_arrive_as_plain_types() -> None:
 
     back = values.loads(values.dumps((1, (Text("a"), bytearray(b"b")))))
     assert back == [1, ["a", b"b"]]
-    assert type(back[1][0]) is str  # type: ignore[index]  # just compared
+    assert type(back[1][0]) is str
 
 
 def test_a_caller_s_own_dollar_is_no_tag() -> None:

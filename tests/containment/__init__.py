@@ -1,0 +1,1 @@
+"""The containment core: spawning, views, kills, proofs. Real processes; as root at level A, else at level B."""
