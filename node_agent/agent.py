@@ -14,7 +14,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -78,15 +78,17 @@ async def _boot(ground: Ground, url: str, stop: asyncio.Event) -> None:
 
 def _connect(url: str) -> Redis:
     """One connection of its own; no hidden retries, since a retried script call would hide an unknown answer."""
-    return Redis.from_url(
+    pool = BlockingConnectionPool.from_url(
         url,
-        single_connection_client=False,
+        # One may wait in a blocking call; short calls take turns on the other, and wait for it instead of failing.
         max_connections=2,
+        timeout=_STORE_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
         socket_timeout=_STORE_TIMEOUT_S,
         socket_connect_timeout=_STORE_TIMEOUT_S,
         health_check_interval=0,
     )
+    return Redis.from_pool(pool)
 
 
 def _host_id() -> str:

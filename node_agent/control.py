@@ -17,6 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from node_agent.admission import Rules
 from node_agent.errors import StoreAwayError
+from node_agent.lanes import Lanes
 from node_agent.mail import Mail
 from node_agent.records import Notary
 from node_agent.rq_store import Store
@@ -53,39 +54,53 @@ class Control:
     """The control loop of one boot."""
 
     def __init__(
-        self, client: Redis, keys: Keys, store: Store, supervisor: Supervisor, mail: Mail, notary: Notary, rules: Rules
+        self,
+        client: Redis,
+        keys: Keys,
+        store: Store,
+        lanes: Lanes,
+        supervisor: Supervisor,
+        mail: Mail,
+        notary: Notary,
+        rules: Rules,
     ) -> None:
         self._client = client
         self._keys = keys
         self._store = store
+        self._lanes = lanes
         self._supervisor = supervisor
         self._mail = mail
         self._notary = notary
         self._rules = rules
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: set[tuple[str, str]] = set()
+        self._again = True
 
     async def run(self) -> None:
-        """Serve until cancelled: what an earlier boot left unacknowledged first, then what comes."""
+        """Serve until cancelled: what was left unacknowledged, by an earlier boot too, first; then what comes."""
         wait_s = BACKOFF_S[0]
-        start = "0"
         while True:
             try:
-                if start == "0":
+                if self._again:
                     await self._join()
-                entries = await self._read(start)
+                    self._again = False
+                    await self._serve_left()
+                for entry in await self._read(dict.fromkeys(self._streams(), ">")):
+                    self._serve(entry)
                 wait_s = BACKOFF_S[0]
             except RedisError as error:
                 log.warning("control waits, the store is away", extra={"error": str(error)})
+                self._again = True
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, BACKOFF_S[1])
-                start = "0"
-                continue
-            if start == "0" and not entries:
-                start = ">"
+
+    async def _serve_left(self) -> None:
+        """Serve every entry that was read and never acknowledged, and that is not under way: a grace may be long."""
+        after = dict.fromkeys(self._streams(), "0")
+        while entries := await self._read(after):
             for entry in entries:
+                after[entry.stream] = entry.id
                 self._serve(entry)
-            if start == "0" and entries:
-                await asyncio.wait(set(self._tasks))
 
     async def close(self) -> None:
         """Give up what is under way; only when the boot is over. Idempotent."""
@@ -105,10 +120,14 @@ class Control:
     def _streams(self) -> tuple[str, str]:
         return self._keys.control(self._notary.node), self._keys.control()
 
-    async def _read(self, start: str) -> list[_Entry]:
+    async def _read(self, after: dict[str, str]) -> list[_Entry]:
         node = self._notary.node
         found = await self._client.xreadgroup(
-            node, node, dict.fromkeys(self._streams(), start), count=_COUNT, block=_BLOCK_MS
+            node,
+            node,
+            dict(after),  # type: ignore[arg-type]  # redis' own key type is invariant
+            count=_COUNT,
+            block=_BLOCK_MS,
         )
         # redis-py's types name every protocol's form; with the default one it is a list of (stream, entries).
         rows = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes] | None]]]]", found or [])
@@ -119,6 +138,9 @@ class Control:
         ]
 
     def _serve(self, entry: _Entry) -> None:
+        if (entry.stream, entry.id) in self._under_way:
+            return
+        self._under_way.add((entry.stream, entry.id))
         task = asyncio.get_running_loop().create_task(self._carry_out(entry))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -130,6 +152,10 @@ class Control:
             await self._client.xack(entry.stream, self._notary.node, entry.id)
         except (RedisError, StoreAwayError) as error:
             log.warning("command not acknowledged, it comes again", extra={"entry": entry.id, "error": str(error)})
+            await asyncio.sleep(BACKOFF_S[0])
+            self._again = True
+        finally:
+            self._under_way.discard((entry.stream, entry.id))
 
     async def _obey(self, fields: dict[bytes, bytes]) -> None:
         payload, signature = fields.get(b"command", b""), fields.get(b"sig", b"").decode("ascii", "replace")
@@ -152,7 +178,7 @@ class Control:
     async def _kill(self, command: Command, job: str, *, removed: bool) -> None:
         order = _order(command)
         if removed:
-            for dead in await self._store.sweep(jobs=[job]):
+            for dead in await self._store.sweep(jobs=[job], serves=await self._served()):
                 self._supervisor.bury(dead)
             return
         run = self._supervisor.find(job) or await self._arriving(job)
@@ -170,7 +196,8 @@ class Control:
         ending = asyncio.gather(self._end(hit, _order(command)))
         count = len(hit)
         while True:
-            buried = await self._store.sweep(lanes=await self._store.lanes())
+            served = await self._served()
+            buried = await self._store.sweep(lanes=served, serves=served)
             for dead in buried:
                 self._supervisor.bury(dead)
             count += len(buried)
@@ -178,6 +205,10 @@ class Control:
                 break
         await ending
         self._mail.done(command.id, count)
+
+    async def _served(self) -> tuple[str, ...]:
+        """Every lane whose jobs this node may sign for, those that came up just now included."""
+        return tuple(lane for lane in await self._store.lanes() if self._lanes.serves(lane))
 
     def _hits(self, run: Run, command: Command, key: TrustedKey) -> bool:
         if run.spec is None or command.selector.field not in run.selectors or not _covers(key, run.spec.tenant):

@@ -11,18 +11,30 @@ from dataclasses import dataclass
 from typing import Final
 
 from node_agent.admission import Denial
+from node_agent.containment.errors import SetupError
 from node_agent.containment.plan import Usage, Verdict
 from node_agent.lifecycle import Ending, may_retry
 from node_agent.records import Notary
-from node_agent.run import Run, now_ms
-from node_agent.turns import Claim, Finish
-from runner.wire import codec
+from node_agent.run import KillOrder, Run, now_ms
+from node_agent.turns import Claim, Finish, KillWord
+from runner.wire import codec, record
+from runner.wire.command import MAX_COMMAND_BYTES, Command
 from runner.wire.errors import WireError
 from runner.wire.event import EventType
 from runner.wire.receipt import Outcome
 from runner.wire.states import FailReason, RefuseReason, State
 
-__all__ = ["Evidence", "Result", "command_result", "denied", "exception_ending", "finish_of", "read_result"]
+__all__ = [
+    "Evidence",
+    "Result",
+    "command_result",
+    "denied",
+    "exception_ending",
+    "finish_of",
+    "order_of",
+    "read_result",
+    "unbuilt",
+]
 
 _TEXT_LIMIT: Final = 64 * 1024
 
@@ -140,6 +152,21 @@ def _outcome(claim: Claim, run: Run, ending: Ending, notary: Notary, known: Evid
         tail="" if ending.state == State.FINISHED else known.tail,
         error=known.result.error if known.result is not None else None,
     )
+
+
+def unbuilt(error: SetupError) -> Ending:
+    """Return the end of a job whose sandbox could not be built: refused, never run with less."""
+    where = f"step {error.step} failed: {error.detail or error}"
+    return Ending(State.REFUSED, RefuseReason.UNENFORCEABLE, 125, detail=f"the sandbox could not be built, {where}")
+
+
+def order_of(word: KillWord) -> KillOrder:
+    """Return the order of a stored kill; an unreadable or unsigned one is honoured, killing is the safe side."""
+    try:
+        command = record.loads(Command, word.command, limit_bytes=MAX_COMMAND_BYTES)
+    except WireError:
+        return KillOrder("", now_ms(), reason="unreadable tombstone", by="unverified")
+    return KillOrder(command.id, command.issued_at_ms, command.grace_s, command.force, command.reason, command.by)
 
 
 def exception_ending(error: dict[str, str]) -> Ending:

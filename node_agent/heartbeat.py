@@ -7,9 +7,10 @@ Must never write a deadline that the store did not confirm.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from node_agent.errors import LeaseLostError, StoreAwayError
 from node_agent.lease import Lease
@@ -19,6 +20,9 @@ __all__ = ["Heartbeat", "Heir", "LeaseStore"]
 
 log = logging.getLogger(__name__)
 
+#: Every so many looks for lapsed agents, killed jobs that nobody signed are looked for, too.
+SWEEP_ROUNDS: Final = 10
+
 
 class LeaseStore(Protocol):
     """What the loop needs of the store."""
@@ -27,9 +31,12 @@ class LeaseStore(Protocol):
         """Prolong the lease from now; False if it is lost."""
 
     async def recover(
-        self, *, lease_ms: int, margin_ms: int, named: Sequence[str] = ()
+        self, *, lease_ms: int, margin_ms: int, named: Sequence[str] = (), serves: Sequence[str] | None = None
     ) -> tuple[tuple[Orphan, ...], tuple[Dead, ...]]:
         """Take over what lapsed agent starts held."""
+
+    async def sweep(self, *, serves: Sequence[str] | None = None) -> tuple[Dead, ...]:
+        """Take killed jobs that nobody has signed yet."""
 
 
 class Heir(Protocol):
@@ -76,9 +83,13 @@ class Heartbeat:
             await asyncio.sleep(max(0.0, pause - (asyncio.get_running_loop().time() - started)))
 
     async def run_recovery(self, every_s: float) -> None:
-        """Look for lapsed agents until cancelled."""
+        """Look for lapsed agents, and now and then for kills whose notice got lost, until cancelled."""
+        rounds = 0
         while True:
             await self.inherit()
+            rounds += 1
+            if rounds % SWEEP_ROUNDS == 0:
+                await self._sweep()
             await asyncio.sleep(every_s)
 
     async def beat(self) -> None:
@@ -101,7 +112,7 @@ class Heartbeat:
         """Take over what lapsed, and the boots ``named`` (NODE/BOOT) at once."""
         try:
             orphans, dead = await self._recovery.recover(
-                lease_ms=self._lease_ms, margin_ms=self._margin_ms, named=named
+                lease_ms=self._lease_ms, margin_ms=self._margin_ms, named=named, serves=self._lanes()
             )
         except StoreAwayError as error:
             log.warning("recovery waits, the store is away", extra={"error": str(error)})
@@ -110,3 +121,8 @@ class Heartbeat:
             self._heir.inherit(orphan)
         for one in dead:
             self._heir.bury(one)
+
+    async def _sweep(self) -> None:
+        with contextlib.suppress(StoreAwayError):
+            for one in await self._recovery.sweep(serves=self._lanes()):
+                self._heir.bury(one)

@@ -29,7 +29,7 @@ class Lanes:
 
     def refresh(self, lanes: Iterable[str]) -> bool:
         """Take the names of all lanes; return whether the served ones changed."""
-        found = tuple(sorted(lane for lane in lanes if self._serves(lane)))
+        found = tuple(sorted(lane for lane in lanes if self.serves(lane)))
         changed = found != self._known
         self._known = found
         return changed
@@ -41,7 +41,8 @@ class Lanes:
         self._turn = (self._turn + 1) % len(self._known)
         return self._known[self._turn :] + self._known[: self._turn]
 
-    def _serves(self, lane: str) -> bool:
+    def serves(self, lane: str) -> bool:
+        """Return whether this node meets what the lane's name requires, and so may sign for its jobs."""
         queue, _, needs = lane.partition("@")
         if "*" not in self._queues and queue not in self._queues:
             return False

@@ -235,8 +235,16 @@ class Store:
             self._start.cutoffs.replace(name, table)
         return self._start.cutoffs.all(names)
 
-    async def sweep(self, lanes: Sequence[str] = (), jobs: Sequence[str] = (), limit: int = 64) -> tuple[Dead, ...]:
+    async def sweep(
+        self,
+        lanes: Sequence[str] = (),
+        jobs: Sequence[str] = (),
+        limit: int = 64,
+        serves: Sequence[str] | None = None,
+    ) -> tuple[Dead, ...]:
         """Take waiting jobs that a kill hits, to end them: in the lanes, in ``jobs``, or removed by a kill earlier.
+
+        ``serves``: the lanes whose jobs this node may sign for; None: all.
 
         One call looks at a window of each lane and the next goes on from there, until ``swept``.
         """
@@ -251,6 +259,7 @@ class Store:
                 "window": WINDOW,
                 "lanes": [[lane, self._from.get(lane, 0)] for lane in lanes],
                 "jobs": list(jobs),
+                **_served(serves),
             },
         )
         found, nexts, _ = cast("list[object]", reply)
@@ -259,7 +268,7 @@ class Store:
         return turn_codec.deads(found)
 
     async def recover(
-        self, *, lease_ms: int, margin_ms: int, named: Sequence[str] = ()
+        self, *, lease_ms: int, margin_ms: int, named: Sequence[str] = (), serves: Sequence[str] | None = None
     ) -> tuple[tuple[Orphan, ...], tuple[Dead, ...]]:
         """Take over what lapsed agent starts held; jobs that never started go back to their lanes by themselves.
 
@@ -277,7 +286,7 @@ class Store:
         reply = await self._run(
             "recover",
             [keys.seq(), keys.leases(), keys.clock(), keys.claims(self._node, self._boot), keys.workers()],
-            {"bytes": REPLY_BYTES, "limit": RECOVER_LIMIT, "margin": margin_ms, "members": members},
+            {"bytes": REPLY_BYTES, "limit": RECOVER_LIMIT, "margin": margin_ms, "members": members, **_served(serves)},
         )
         orphans, dead, _, leases, _ = cast("list[object]", reply)
         self._watch(turn_codec.leases(leases))
@@ -337,6 +346,10 @@ class Store:
             if not isinstance(error.__cause__, NoScriptError):
                 raise
         return await _answer(self._client.eval(script.text, len(keys), *words))  # type: ignore[arg-type]  # as above
+
+
+def _served(lanes: Sequence[str] | None) -> dict[str, list[str]]:
+    return {} if lanes is None else {"serves": list(lanes)}
 
 
 async def _answer(call: object) -> object:

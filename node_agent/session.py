@@ -123,6 +123,7 @@ class Session:
             self._clients[3],
             self._keys,
             self._store.on(self._clients[3]),
+            self._lanes,
             self._supervisor,
             self._mail,
             self._notary,
@@ -248,8 +249,10 @@ class Session:
             stage=Stage(self._ground.protected, self._uids, self._idmaps),
             desk=self._mail,
             slots=self._slots,
+            journal=self._ground.journal,
             era=self._lease.era,
             cutoff=self._store.cutoff_for,
+            serves=self._lanes.serves,
         )
 
     def _task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:

@@ -1,5 +1,7 @@
 """Port: runner.scripts. One claim from its admission to its acknowledged end; every end goes one way.
 
+An attempt's path goes on in node_agent/containment/zygote.py, which makes the slot's mould.
+
 Called by the dispatcher (claims, answers), control and the local socket (kills). Must never release a job before it is
 admitted, staged, restricted and written to the ledger, and never write an end before the proof that nothing of the
 attempt is left.
@@ -18,6 +20,7 @@ from node_agent.admission import Admitted, Denial, Offer, Rules, admit
 from node_agent.containment.errors import ContainmentError, GroupError, ResultTooLarge, SetupError
 from node_agent.containment.plan import Verdict
 from node_agent.containment.slots import Attempt, Slot
+from node_agent.containment.sweep import Journal
 from node_agent.dispatch import Dispatcher
 from node_agent.ledger import Ledger
 from node_agent.lifecycle import Ending
@@ -28,15 +31,13 @@ from node_agent.sandbox import Defaults
 from node_agent.stage import Stage, Staged, StageError
 from node_agent.turns import Claim, Dead, Finish, FinishReply, KillWord, Orphan, Start, StartReply
 from runner.scripts import payload
-from runner.wire import record
 from runner.wire import spec as specs
-from runner.wire.command import MAX_COMMAND_BYTES, Command
 from runner.wire.errors import WireError
 from runner.wire.event import EventType
 from runner.wire.spec import JobSpec
 from runner.wire.states import FailReason, RefuseReason, State
 
-__all__ = ["Desk", "Supervisor", "Tools", "order_of"]
+__all__ = ["Desk", "Supervisor", "Tools"]
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +66,13 @@ class Tools:
     stage: Stage
     desk: Desk
     slots: Mapping[int, Slot]
+    journal: Journal
     #: See Lease.era.
     era: Callable[[], int]
     #: The kill that a cutoff holds for these selectors of the signed envelope, if any.
     cutoff: Callable[[str, int, Sequence[str]], KillWord | None]
+    #: Whether this node may sign for a lane's jobs.
+    serves: Callable[[str], bool]
 
 
 class Supervisor:
@@ -81,6 +85,7 @@ class Supervisor:
         self._claims: dict[str, Claim] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unproved: set[int] = set()
+        self._moulds: dict[int, int] = {}
 
     @property
     def healthy(self) -> bool:
@@ -107,7 +112,7 @@ class Supervisor:
     def bury(self, dead: Dead) -> None:
         """End a claim that a kill hit before the start, and answer the kill."""
         run = self._open(dead.claim)
-        run.kill(order_of(dead.word))
+        run.kill(endings.order_of(dead.word))
         self._close_unstarted(dead.claim, run, Ending(State.KILLED, "kill"), dead.word)
 
     def lapse(self, claim: Claim) -> None:
@@ -132,7 +137,9 @@ class Supervisor:
         run.started_at_ms = now_ms()
         ending = Ending(State.LOST, "node_lost", detail=f"node {node} was lost while the job ran")
         if word is not None:
-            run.kill(order_of(word))
+            run.kill(endings.order_of(word))
+        # Of a job that this node could not have run, readers believe it the loss alone (attack 3).
+        if word is not None and self._tools.serves(claim.lane):
             ending = Ending(State.KILLED, "kill", detail=f"node {node} was lost after the kill was requested")
         run.settle(Proof(ending, None, now_ms()))
         self._dispatcher.finish(endings.finish_of(claim, run, ending, self._tools.notary), free_slot=False)
@@ -161,10 +168,10 @@ class Supervisor:
     def finished(self, finish: Finish, reply: FinishReply) -> None:
         """The store's answer to a finish: acknowledged, stale, or overruled by a kill."""
         run = self._runs.get(finish.claim.job)
-        if run is None:
+        if run is None or (run.attempt, run.slot) != (finish.claim.attempt, finish.claim.slot):
             return
         if reply.result == "killed" and reply.word is not None:
-            run.kill(order_of(reply.word))
+            run.kill(endings.order_of(reply.word))
             ending = Ending(State.KILLED, "kill", detail="killed before its next attempt")
             run.settle(Proof(ending, None, now_ms()))
             self._dispatcher.finish(endings.finish_of(finish.claim, run, ending, self._tools.notary), free_slot=False)
@@ -184,13 +191,17 @@ class Supervisor:
         if reply.result == "stale":
             run.stop("lease")
         elif reply.word is not None:
-            run.kill(order_of(reply.word))
+            run.kill(endings.order_of(reply.word))
         if not run.marked.done():
             run.marked.set_result(reply.result == "done")
 
     def _open(self, claim: Claim) -> Run:
         run = Run(claim.job, claim.attempt, claim.slot, claim.seq)
         run.on_kill = lambda: self._show_killing(claim, run)
+        older = self._runs.get(claim.job)
+        if older is not None and not older.acknowledged.done():
+            # The store gave the job out anew, so it has written the older attempt's finish.
+            older.acknowledged.set_result(True)
         self._runs[claim.job] = run
         return run
 
@@ -207,7 +218,7 @@ class Supervisor:
         run.settle(Proof(ending, None, now_ms()))
         self._dispatcher.finish(endings.finish_of(claim, run, ending, self._tools.notary))
         if word is not None:
-            self._tools.desk.answer(run, order_of(word))
+            self._tools.desk.answer(run, endings.order_of(word))
 
     def _admit(self, claim: Claim, run: Run) -> Admitted | Denial:
         """Judge the received bytes; fill in what the signed envelope says."""
@@ -250,7 +261,7 @@ class Supervisor:
             return self._unstarted(claim, run, ending)
         word = tools.cutoff(claim.job, claim.seq, run.selectors)
         if word is not None:
-            run.kill(order_of(word))
+            run.kill(endings.order_of(word))
             return self._unstarted(claim, run, Ending(State.KILLED, "kill"), word)
         try:
             staged = await tools.stage.open(spec)
@@ -267,10 +278,11 @@ class Supervisor:
         plan = sandbox.plan_of(spec, claim.attempt, staged.mounts, staged.uid, staged.gid, tools.defaults)
         try:
             await slot.prepare(sandbox.profile_of(spec, admitted.signer))
+            self._record_mould(slot)
             attempt = await slot.begin(plan, staged.fds)
             staged.sent()
         except SetupError as error:
-            return self._unstarted(claim, run, _setup_ending(error))
+            return self._unstarted(claim, run, endings.unbuilt(error))
         except GroupError as error:
             denial = Denial(RefuseReason.UNENFORCEABLE, f"a limit could not be set: {error}", spec)
             return self._unstarted(claim, run, endings.denied(denial))
@@ -308,6 +320,15 @@ class Supervisor:
         await capture.finish()
         evidence = endings.Evidence(verdict, result, capture.evidence, capture.total_bytes)
         return endings.finish_of(claim, run, ending, tools.notary, evidence)
+
+    def _record_mould(self, slot: Slot) -> None:
+        """Note a mould before it gets its first job: the next start of this node waits until it is gone."""
+        pid, known = slot.mould_pid, self._moulds.get(slot.index)
+        if pid is not None and pid != known:
+            self._tools.journal.add(pid)
+            self._moulds[slot.index] = pid
+            if known is not None:
+                self._tools.journal.remove(known)
 
     async def _release(self, claim: Claim, run: Run, spec: JobSpec, attempt: Attempt) -> None:
         """Let the restricted worker run: after the ledger, and for at-most-once jobs after the acknowledged mark."""
@@ -364,19 +385,5 @@ class Supervisor:
             ending = Ending(State.KILLED, "kill")
         run.settle(Proof(ending, None, now_ms()))
         if word is not None:
-            self._tools.desk.answer(run, order_of(word))
+            self._tools.desk.answer(run, endings.order_of(word))
         return endings.finish_of(claim, run, ending, self._tools.notary)
-
-
-def order_of(word: KillWord) -> KillOrder:
-    """Return the order of a stored kill; an unreadable or unsigned one is honoured, killing is the safe side."""
-    try:
-        command = record.loads(Command, word.command, limit_bytes=MAX_COMMAND_BYTES)
-    except WireError:
-        return KillOrder("", now_ms(), reason="unreadable tombstone", by="unverified")
-    return KillOrder(command.id, command.issued_at_ms, command.grace_s, command.force, command.reason, command.by)
-
-
-def _setup_ending(error: SetupError) -> Ending:
-    where = f"step {error.step} failed: {error.detail or error}"
-    return Ending(State.REFUSED, RefuseReason.UNENFORCEABLE, 125, detail=f"the sandbox could not be built, {where}")

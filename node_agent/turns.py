@@ -116,7 +116,8 @@ class Finish:
 class FinishReply:
     """``done``: written, exactly once. ``stale``: the fence is gone (another attempt or end); nothing was written.
 
-    ``killed`` (for a retry, or an end as lost): a kill hits the job, nothing was written, finish it as killed with ``word``.
+    ``killed`` (for a retry, or an end as lost): a kill hits the job, nothing was written; finish it as killed, with
+    ``word``.
     """
 
     job: str

@@ -229,9 +229,12 @@ def _signed_for(client: Client, job_id: str, lane: str, found: Mapping[str, byte
     label, tenant = signing.signer_of(signature), ids.tenant_of(job_id)
     for fresh in (False, True) if label else ():
         for card in client.cards(fresh=fresh):
-            fits = signing.key_id_of(card.public) == label and serves(card, tenant, lane)
+            fits = signing.key_id_of(card.public) == label and card.may_serve(tenant, lane.partition("@")[0])
             if fits and signing.verify(card.public, Domain.OUTCOME, data, signature):
-                return _outcome(job_id, card, data)
+                outcome = _outcome(job_id, card, data)
+                # A node that is gone can't say so: of a job's loss, any that serves its queue may tell.
+                told = (outcome is not None and outcome.state == State.LOST) or serves(card, tenant, lane)
+                return outcome if told else None
     return None
 
 

@@ -33,6 +33,10 @@ from runner.wire.states import State
 __all__ = ["call", "run"]
 
 _KILL_WAIT_S: Final = 15.0
+#: So long no second Ctrl-C is heard, in which a running job's receipt normally comes.
+_KILL_AT_ONCE_S: Final = 0.5
+_REASON: Final = "interrupted"
+_INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EXIT_INTERRUPTED: Final = 130
 #: A job that waits longer than this gets a line that says why.
 _PATIENCE_S: Final = 3.0
@@ -230,12 +234,19 @@ def _attend(job: Job[_R], asked: _Asked, *, value: bool) -> None:
 
 def _kill(job: Job[_R]) -> Outcome:
     """Kill after Ctrl-C and wait for the receipt; a second Ctrl-C stops the waiting. Exits if nothing is confirmed."""
+    # The command itself can't be interrupted: "the kill stays in force" has to be true.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     try:
         say(f"killing {job.id}")
-        receipt = job.kill(reason="interrupted", wait=_KILL_WAIT_S)
+        receipt = job.kill(reason=_REASON, wait=_KILL_AT_ONCE_S)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
+        if receipt.outcome == "unconfirmed":
+            receipt = job.kill(reason=_REASON, wait=_KILL_WAIT_S)
     except KeyboardInterrupt:
         say(f"no receipt yet for {job.id}: the kill stays in force, `ringfence kill {job.id}` asks again")
         raise typer.Exit(_EXIT_INTERRUPTED) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
     say(receipt_line(receipt))
     code = exitcode.of_kill([receipt])
     if code not in {0, exitcode.ALREADY_ENDED}:

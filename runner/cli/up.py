@@ -148,6 +148,7 @@ def _wait_ready(fleet: _Fleet, children: Children, agents: dict[str, Child]) -> 
         views = {view.name: view for view in _views(app)}
         late = [name for name, child in agents.items() if not _is_up(views.get(name), child)]
         if not late:
+            app.close()
             return
         if not told and time.monotonic() - started > _SLOW_START_S:
             say(f"still waiting for {', '.join(late)}; see the lines above, or run `ringfence doctor`")

@@ -149,6 +149,18 @@ local function doom(id, seq, sel, lane, node)
   return cutoff(RF .. 'cut', seq, names) or cutoff(RF .. 'cut:' .. tenant, seq, names)
 end
 
+-- Whether the caller may sign the end of a job that waits in a lane: readers take no other node's word (attack 3). A
+-- caller that sends no `serves` may for all.
+local served
+local function may_sign(lane)
+  if not doc.serves then return true end
+  if not served then
+    served = {}
+    for _, name in ipairs(doc.serves) do served[name] = true end
+  end
+  return served[lane] == true
+end
+
 -- RQ's record of an attempt goes, whoever held it.
 local function drop_execution(id, execution, lane, worker)
   if execution == '' then return end

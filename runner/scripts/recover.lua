@@ -1,10 +1,10 @@
 -- Takes over what agent starts held that are no more.
 --
 -- KEYS   1 rf:seq   2 rf:leases   3 rf:clock   4 rf:claims:NODE/BOOT of the caller   5 rq:workers
--- ARGV   1  {rq, rf, node, boot, cap, bytes, limit, margin, members: [[NODE/BOOT, score, sure]]}
+-- ARGV   1  {rq, rf, node, boot, cap, bytes, limit, margin, members: [[NODE/BOOT, score, sure]], serves: [name]}
 --           score: the lease's score as the caller saw it, unchanged, for lease + margin by its own clock
 --           sure: 1 = do not compare with Redis TIME (an older start on the caller's host, or seen for very long)
---           margin: milliseconds after the lapse; limit: most jobs taken over in this call
+--           serves: see may_sign; margin: milliseconds after the lapse; limit: most jobs taken over in this call
 -- REPLY  {orphans, dead, requeued, leases, lost}
 --        orphans: [{row, NODE/BOOT, once, retries, word or nil}] started attempts, held by the caller now
 --        dead: [{row, word}] never started and hit by a kill; leases: [member, score, ...] of everyone
@@ -21,7 +21,14 @@ local function adopt(id, key, member, held, found)
   local order = doom(id, seq, found[5], lane)
   local unstarted = held.mark == '' and held.attempt - 1 or held.attempt
   local taken, size = nil, 0
-  if found[3] == 'killing' and held.mark == '-' or found[3] == 'claimed' and order then
+  local doomed = found[3] == 'killing' and held.mark == '-' or found[3] == 'claimed' and order
+  if doomed and not may_sign(lane) then
+    -- The next node that may sign finds it when it sweeps.
+    call('HSET', key, 'rf_state', 'killing')
+    call('HDEL', key, 'rf_claim')
+    put('ZADD', RF .. 'doomed', string.format('%d', NOW_MS), id)
+    return 0
+  elseif doomed then
     -- Killed before its start, and its end was never signed. A lapsed tombstone changes nothing.
     taken, size = bury(id, key, NODE, BOOT, unstarted, lane, seq, order or {'tombstone', 0, '', ''})
     dead[#dead + 1] = taken

@@ -1,9 +1,9 @@
 -- Takes waiting jobs that a kill hits, so that they end although no slot is free.
 --
 -- KEYS   1 rf:seq   2 rf:leases   3 rf:claims:NODE/BOOT   4 rf:clock   5 rf:doomed   6+ rq:queue:LANE, as in `lanes`
--- ARGV   1  {rq, rf, node, boot, cap, bytes, limit, window, lanes: [[name, from]], jobs: [id]}
+-- ARGV   1  {rq, rf, node, boot, cap, bytes, limit, window, lanes: [[name, from]], jobs: [id], serves: [name]}
 --           limit: most jobs taken; window: ids looked at per lane, from index `from`
---           jobs: ids that a notice named (removed from their lane by a kill)
+--           jobs: ids that a notice named (removed from their lane by a kill); serves: see may_sign
 -- REPLY  {[{row, word}], [next `from` per lane], lost}
 -- RACE   a job is taken in the step that checks it, so two agents never get the same one, and one that lies in a lane
 --        leaves it in that step.
@@ -29,7 +29,7 @@ local function adopt(id)
     call('ZREM', KEYS[5], id)
     return
   end
-  if found[6] then return end
+  if found[6] or not may_sign(found[5] or '') then return end
   local lane, seq = found[5] or '', seq_of(found[3])
   -- The tombstone may have lapsed or been removed: killing stays the safe side.
   take(id, key, found, lane, seq, doom(id, seq, found[4], lane) or {'tombstone', 0, '', ''})
@@ -63,7 +63,7 @@ for _, id in ipairs(doc.jobs) do
   if full() then break end
   adopt(id)
 end
-for _, id in ipairs(call('ZRANGE', KEYS[5], 0, doc.limit - 1)) do
+for _, id in ipairs(call('ZRANGE', KEYS[5], 0, doc.window - 1)) do
   if full() then break end
   adopt(id)
 end

@@ -113,8 +113,8 @@ local function finish(f)
     return {written_before(f, key) and 'done' or 'stale'}
   end
   if f.kind == 'release' and state ~= 'claimed' then return {'stale'} end
-  -- An attempt that was lost while a kill waited for its node was killed, and so is one that would run again.
-  if f.kind == 'retry' or f.kind == 'end' and f.state == 'lost' then
+  -- An attempt that was lost while a kill waited for its own node was killed, and so is one that would run again.
+  if f.kind == 'retry' or f.kind == 'end' and f.state == 'lost' and f.execution ~= '' then
     local order = doom(f.job, seq_of(found[4]), found[5], f.lane, NODE)
     if order then
       call('HSET', key, 'rf_state', 'killing')

@@ -200,13 +200,14 @@ def test_at_most_once_jobs_are_not_run_again(rig: Rig) -> None:
 
 def test_a_node_that_can_not_note_a_start_runs_nothing(rig: Rig) -> None:
     """The ledger's disk is full: node_fault before a byte ran, nothing is left, and the slot serves the next job."""
-    rig.start("a", faulty=True, RINGFENCE_SLOTS="1")
+    rig.start("a", faulty=True)
     rig.fault.write_text("full-disk")
     job, marker = rig.pulse("full")
     outcome = job.outcome(20)
     assert (outcome.state, outcome.reason, marker.stat().st_size) == ("failed", "node_fault", 0)
     assert not alive(marker)
-    assert rig.command("true").outcome(20).state == "finished"
+    after = [rig.command("true") for _ in range(2 * rig.slots)]
+    assert {job.outcome(20).state for job in after} == {"finished"}
     rig.wait_idle()
 
 
@@ -286,4 +287,32 @@ def test_l01_the_system_kills_in_mid_job(rig: Rig, victims: str) -> None:
         assert job.status().node == other.name
         assert hit.name not in {view.name for view in rig.app.nodes() if view.state == "ready"}
     assert job.kill().outcome == "killed"
+    assert ends_of(rig, [job]) == {job.id: ("killed", 1)}
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_job_pinned_to_a_node_that_is_gone_ends_as_lost_or_waits(rig: Rig, started: bool) -> None:
+    """Another node tells of the loss and readers believe it; what never started waits for its node, and runs there."""
+    node, _ = rig.start("a", faulty=True), rig.start("b")
+    rig.fault.write_text("running" if started else "claim")
+    job = rig.command("sleep", "0.2", node=node.name)
+    assert node.wait() == -signal.SIGKILL
+    if started:
+        assert job.outcome(10 * HEARTBEAT_S).state == "lost"
+    else:
+        rig.wait_state(job, "queued")
+    rig.restart(node)
+    assert job.outcome(20).state == ("lost" if started else "finished")
+
+
+def test_a_kill_of_what_a_dead_node_had_claimed_waits_for_its_signature(rig: Rig) -> None:
+    """Claimed, never started, killed while its node was dead: that node signs it when it is back, and it never runs."""
+    node, _ = rig.start("a", faulty=True), rig.start("b")
+    rig.fault.write_text("claim")
+    job, marker = rig.pulse("claimed", node=node.name)
+    assert node.wait() == -signal.SIGKILL
+    assert job.kill(wait=0.5).outcome == "unconfirmed"
+    rig.wait_state(job, "killing")
+    rig.restart(node)
+    assert (job.outcome(20).state, marker.stat().st_size) == ("killed", 0)
     assert ends_of(rig, [job]) == {job.id: ("killed", 1)}

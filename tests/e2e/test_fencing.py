@@ -232,9 +232,9 @@ def test_attack_22_no_hash_field_makes_a_job_immune(rig: Rig, selector: str) -> 
 
 def test_attack_23_a_forged_cutoff_bricks_nothing(rig: Rig) -> None:
     """A cutoff above the counter, and one in another tenant's table, hit no job."""
-    forged = {"all": f"{HUGE_SEQ} sig command", "#": "7"}
-    rig.redis.hset(rig.keys.cutoffs(), mapping=forged)
-    rig.redis.hset(rig.keys.cutoffs("other"), mapping={"all": "1 sig command", "tenant:main": "1 sig command", "#": "7"})
+    rig.redis.hset(rig.keys.cutoffs(), mapping={"all": f"{HUGE_SEQ} sig command", "#": "7"})
+    foreign = {"all": "1 sig command", "tenant:main": "1 sig command", "#": "7"}
+    rig.redis.hset(rig.keys.cutoffs("other"), mapping=foreign)
     job = rig.command("true")
     assert job.outcome(20).state == "finished"
     rig.redis.delete(rig.keys.cutoffs(), rig.keys.cutoffs("other"))
@@ -262,7 +262,7 @@ def test_attack_24_a_replay_is_refused_on_its_node(rig: Rig, when: str) -> None:
         rig.redis.sadd(rig.keys.lanes(), "agents")
         rig.redis.set(rig.keys.seq(), "100")
     rig.redis.delete(rig.keys.job(job.id), rig.keys.results(job.id))
-    rig.redis.hset(rig.keys.job(job.id), mapping=cast("dict[str | bytes, bytes]", kept))
+    rig.redis.hset(rig.keys.job(job.id), mapping={name.decode(): value for name, value in kept.items()})
     rig.redis.rpush(rig.keys.queue("agents"), job.id)
     with pytest.raises(JobRefused) as refused:
         job.result(timeout=20)
@@ -274,7 +274,7 @@ def test_attack_25_a_bomb_costs_little_and_the_lease_lives(rig: Rig) -> None:
     """A hash of 400 kB that unpacks to 400 MB: refused(bad_hash), little memory, no renewal missed."""
     node = rig.nodes["a"]
     boot = rig.boot(node)
-    victim, marker = rig.pulse("neighbour")
+    victim, _ = rig.pulse("neighbour")
     rig.wait_output(victim, "up")
     before = peak_bytes(node)
     packer = zlib.compressobj(9)

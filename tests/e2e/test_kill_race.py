@@ -123,3 +123,26 @@ def test_k02_a_storm_of_jobs_each_killed_once_by_two_clients(rig: Rig) -> None:
     assert all(receipt.state == "killed" for receipt in receipts)
     assert Counter(ends_of(rig, jobs).values()) == Counter({("killed", 1): 20})
     rig.wait_idle()
+
+
+@pytest.mark.parametrize("by", ["id", "all"])
+def test_a_node_that_may_serve_the_job_signs_its_kill(rig: Rig, by: str) -> None:
+    """Many kills at once of jobs that wait for one busy node: each is confirmed by that node, not by the idle one."""
+    name = rig.nodes["a"].name
+    blockers = [rig.command("sleep", "30", node=name) for _ in range(rig.slots)]
+    for job in blockers:
+        rig.wait_state(job, "running")
+    jobs = [rig.command("true", node=name) for _ in range(24)]
+    if by == "id":
+        with ThreadPoolExecutor(12) as pool:
+            receipts = list(pool.map(lambda job: job.kill(), jobs))
+    else:
+        receipts = [receipt for receipt in rig.app.kill(all=True) if receipt.outcome != "killed"]
+    assert len(receipts) == len(jobs)
+    assert {(receipt.outcome, receipt.node, confirmed(receipt)) for receipt in receipts} == {
+        ("killed_before_start", name, True)
+    }
+    assert {job.outcome(5).state for job in jobs} == {"killed"}
+    for job in blockers:
+        job.kill()
+    rig.wait_idle()

@@ -75,8 +75,8 @@ def test_an_unknown_key_is_refused(fleet: Fleet) -> None:
 
 
 def test_a_replayed_job_is_refused(fleet: Fleet) -> None:
-    """The same signed bytes again, after the store forgot the first run: replayed, and it ran once."""
-    spec = build(JobOptions(), argv=["true"])
+    """The same signed bytes again, after the store forgot the first run: the node that ran it refuses."""
+    spec = build(JobOptions(node="node-1"), argv=["true"])
     client = client_of(fleet)
     client.enqueue([spec])
     fleet.wait_state(spec.id, "finished")

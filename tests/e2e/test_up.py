@@ -105,6 +105,23 @@ def test_a_job_that_no_node_can_take_says_why_it_waits(small: Fleet) -> None:
     assert small.state(job) in {"killed", "killing"}
 
 
+def test_the_node_kills_while_the_store_is_away(small: Fleet) -> None:
+    """`agent kill` needs no store; when the store is back, the job's end is there."""
+    mark = f"mark-{os.getpid()}-away"
+    job = small.detach("--", "python3", "-c", "import time; time.sleep(60)", mark)
+    wait_until(lambda: processes_with(mark), "the job to run")
+    store = next(pid for pid in pids_of(small.home) if b"valkey" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(store, signal.SIGSTOP)
+    try:
+        done = small.run("agent", "kill", job, timeout_s=20)
+    finally:
+        os.kill(store, signal.SIGCONT)
+    assert done.returncode == 0, done.stderr
+    assert "0 survivors" in done.stdout
+    assert processes_with(mark) == []
+    small.wait_state(job, "killed")
+
+
 def test_an_outside_store_is_used(home: Path) -> None:
     """With --redis no store is started, and the URL stays out of the agents' arguments."""
     (home / "work").mkdir()

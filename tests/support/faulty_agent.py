@@ -70,6 +70,6 @@ def started(own: ledger.Ledger, nonce: str, attempt: int, not_after_ms: int) -> 
     note(own, nonce, attempt, not_after_ms)
 
 
-ledger.Ledger.started = started  # type: ignore[method-assign]  # the fault under test
+ledger.Ledger.started = started  # type: ignore[assignment, method-assign]  # the fault under test
 rq_store.Store.turn = broken  # type: ignore[assignment, method-assign]  # the fault under test
 sys.exit(agent.main(sys.argv[2:]))

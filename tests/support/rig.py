@@ -191,14 +191,23 @@ class Rig:
         return self.app.command(argv, **options)
 
     def pulse(
-        self, name: str, *words: str, tags: Mapping[str, str] | None = None, retries: int = 0, once: bool = False
+        self,
+        name: str,
+        *words: str,
+        tags: Mapping[str, str] | None = None,
+        retries: int = 0,
+        once: bool = False,
+        node: str | None = None,
     ) -> tuple[Job[None], Path]:
         """Enqueue a job that adds lines ``PROCESS TIME`` to a marker file until it dies; see pulse.py for words."""
         marker = self.work / name
         marker.touch()
         granted = Grants(read=(str(PROGRAMS),), write=(str(self.work),))
         argv = ["python3", str(PROGRAMS / "pulse.py"), str(marker), *words]
-        job = self.app.command(argv, grants=granted, tags=tags or {}, retries=retries, at_most_once=once)
+        options = JobOptions(grants=granted, tags=tags or {}, retries=retries, at_most_once=once)
+        if node is not None:
+            options["node"] = node
+        job = self.app.command(argv, **options)
         return job, marker
 
 
