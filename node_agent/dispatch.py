@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: First and longest wait after the store did not answer, in seconds.
 BACKOFF_S: Final = (0.05, 2.0)
+#: A start mark waits so long for the turn of another mark or end, in seconds: short jobs then take one turn, not two.
+MARK_S: Final = 0.01
 
 
 class TurnStore(Protocol):
@@ -59,16 +61,25 @@ class Crew(Protocol):
 
 
 class Dispatcher:
-    """Slots, pending finishes and starts of one boot. ``lanes`` returns the lanes to claim from, best first."""
+    """Slots, pending finishes and starts of one boot.
+
+    ``lanes``: the lanes to claim from, best first. ``fit``: whether this boot may run jobs now (its lease stands).
+    """
 
     def __init__(
-        self, store: TurnStore, slots: int, lanes: Callable[[], tuple[str, ...]], lost: Callable[[], None]
+        self,
+        store: TurnStore,
+        slots: int,
+        lanes: Callable[[], tuple[str, ...]],
+        lost: Callable[[], None],
+        fit: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._free = set(range(slots))
         self._slots = slots
         self._lanes = lanes
         self._lost = lost
+        self._fit = fit
         self._finishes: list[Finish] = []
         self._starts: list[Start] = []
         self._stirred = asyncio.Event()
@@ -110,10 +121,13 @@ class Dispatcher:
         self._free.add(slot)
         self._stirred.set()
 
-    def mark(self, start: Start) -> None:
-        """Hand in a start mark."""
+    def mark(self, start: Start, *, urgent: bool = False) -> None:
+        """Hand in a start mark; it waits a moment for company unless it is ``urgent`` (somebody waits for it)."""
         self._starts.append(start)
-        self._stirred.set()
+        if urgent:
+            self._stirred.set()
+        else:
+            asyncio.get_running_loop().call_later(MARK_S, self._stirred.set)
 
     async def run(self) -> None:
         """Turn until cancelled. Raises LeaseLostError when this boot has no lease any more."""
@@ -156,7 +170,7 @@ class Dispatcher:
         ]
         self._starts = []
         free: tuple[int, ...] = ()
-        if self._claiming and (self._work or finishes) and self._free:
+        if self._claiming and (self._work or finishes) and self._free and self._fit():
             free = tuple(sorted(self._free))
         if not (finishes or starts or free):
             return None

@@ -1,7 +1,6 @@
 """From an ending to the Finish that the turn writes: outcome, event, result and RQ's failure text, signed.
 
-Called by the supervisor. Pure but for the signatures' key. Must never store a result that was not parsed within its
-limit, and never put a job's output into an event.
+Called by the supervisor. Pure but for the signatures' key. Must never put a job's output into an event.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from node_agent.admission import Denial
-from node_agent.containment.errors import SetupError
+from node_agent.containment.errors import ContainmentError, GroupError, SetupError
 from node_agent.containment.plan import Usage, Verdict
 from node_agent.lifecycle import Ending, may_retry
 from node_agent.records import Notary
+from node_agent.resultcheck import Result
 from node_agent.run import KillOrder, Run, now_ms
 from node_agent.turns import Claim, Finish, KillWord
-from runner.wire import codec, record
+from runner.wire import record
 from runner.wire.command import MAX_COMMAND_BYTES, Command
 from runner.wire.errors import WireError
 from runner.wire.event import EventType
@@ -26,26 +26,15 @@ from runner.wire.states import FailReason, RefuseReason, State
 
 __all__ = [
     "Evidence",
-    "Result",
     "command_result",
     "denied",
     "exception_ending",
     "finish_of",
     "order_of",
-    "read_result",
     "unbuilt",
 ]
 
 _TEXT_LIMIT: Final = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came back on the result descriptor: ``value`` as canonical JSON, or an ``error``, or a ``problem``."""
-
-    value: bytes | None = None
-    error: dict[str, str] | None = None
-    problem: str | None = None
 
 
 def denied(denial: Denial) -> Ending:
@@ -56,22 +45,6 @@ def denied(denial: Denial) -> Ending:
 def command_result(ending: Ending) -> Result:
     """Return what a command's result is: nothing; its exit code is part of the outcome."""
     return Result(value=b"null" if ending.state == State.FINISHED else None)
-
-
-def read_result(raw: bytes | None, limit_bytes: int) -> Result:
-    """Return what a task wrote. The bytes are the job's own and may be anything."""
-    if raw is None:
-        return Result(problem="the task ended without a result")
-    try:
-        record = codec.load(raw, limit_bytes=limit_bytes + _TEXT_LIMIT)
-    except WireError as error:
-        return Result(problem=f"the result is not readable: {error}")
-    if isinstance(record, dict) and set(record) == {"ok"}:
-        return Result(value=codec.dump(record["ok"]))
-    if isinstance(record, dict) and set(record) == {"error"} and isinstance(record["error"], dict):
-        told = {key: str(value)[:_TEXT_LIMIT] for key, value in record["error"].items()}
-        return Result(error={key: told.get(key, "") for key in ("type", "message", "traceback")})
-    return Result(problem="the result has an unknown form")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +127,15 @@ def _outcome(claim: Claim, run: Run, ending: Ending, notary: Notary, known: Evid
     )
 
 
-def unbuilt(error: SetupError) -> Ending:
+def unbuilt(error: ContainmentError) -> Ending:
     """Return the end of a job whose sandbox could not be built: refused, never run with less."""
-    where = f"step {error.step} failed: {error.detail or error}"
-    return Ending(State.REFUSED, RefuseReason.UNENFORCEABLE, 125, detail=f"the sandbox could not be built, {where}")
+    if isinstance(error, SetupError):
+        detail = f"the sandbox could not be built, step {error.step} failed: {error.detail or error}"
+    elif isinstance(error, GroupError):
+        detail = f"a limit could not be set: {error}"
+    else:
+        return Ending(State.FAILED, FailReason.NODE_FAULT, detail=f"no sandbox could be made: {error}")
+    return Ending(State.REFUSED, RefuseReason.UNENFORCEABLE, 125, detail=detail)
 
 
 def order_of(word: KillWord) -> KillOrder:
@@ -170,9 +148,7 @@ def order_of(word: KillWord) -> KillOrder:
 
 
 def exception_ending(error: dict[str, str]) -> Ending:
-    """Return the end of a task that raised."""
-    if error["type"] == "UnknownTaskError":
-        return Ending(State.REFUSED, RefuseReason.UNKNOWN_TASK, 125, detail=error["message"])
+    """Return the end of a task that raised. Never ``refused``: the job's own code ran, and may claim what it likes."""
     if error["type"] == "ResultTooLarge":
         return Ending(State.FAILED, FailReason.RESULT_NOT_STORABLE, 1, detail=error["message"])
     first = error["message"].splitlines()[0][:500] if error["message"] else ""

@@ -1,4 +1,4 @@
-"""Port: runner.keyring and runner.trust. What one agent process needs of its host: home, name, keys, groups.
+"""Port: runner.keyring, runner.trust, runner.home. What one agent needs of its host: home, name, keys, groups.
 
 Called by the agent's start. Must never let two agents share a name in one home, and never start on a home that another
 user could change.
@@ -13,6 +13,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,12 @@ from node_agent.containment.errors import GroupBusy
 from node_agent.containment.host import HostReport
 from node_agent.containment.paths import Protected
 from node_agent.containment.sweep import Journal, sweep_folders
-from node_agent.errors import InvariantError, NameTakenError, PolicyError
+from node_agent.errors import InvariantError, NameTakenError, PolicyError, SetupError
 from node_agent.sandbox import Defaults
 from node_agent.settings import AgentSettings
 from runner import keyring, trust
-from runner.home import Home, check_safe
+from runner.errors import ConfigError
+from runner.home import Home, check_private_file, check_root_only, check_safe, locate
 from runner.signing import Signer
 
 __all__ = ["Ground", "prepare"]
@@ -35,6 +37,8 @@ __all__ = ["Ground", "prepare"]
 #: Memory of one job without an asked total: at most this, and at most its slot's share of the host.
 MEMORY_BYTES = 2 << 30
 _NODE_FOLDERS = ("moulds", "work")
+#: The host's folders that every job sees besides the node's own code.
+SYSTEM_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ssl")
 
 
 @dataclass(slots=True)
@@ -104,23 +108,30 @@ def prepare(settings: AgentSettings) -> Ground:
     """
     home = Home(settings.home)
     check_safe(home)
+    if os.geteuid() == 0:
+        for place in own_code():
+            check_root_only(place)
+    check_hidden((home.path, settings.home, home.keys), (*python_paths(), *settings.task_path, *SYSTEM_TREES))
     folder = settings.node_home
-    for part in (folder, *(folder / name for name in _NODE_FOLDERS)):
+    for part in (folder.parent, folder, *(folder / name for name in _NODE_FOLDERS)):
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = _take_name(folder, settings.name)
+    groups: NodeGroups | None = None
     try:
+        ceiling = _load_policy(settings, home)
         groups = _open_groups(settings)
         swept = [*(groups.sweep() if groups is not None else [])]
         journal = Journal(folder / "moulds")
         swept += journal.wait_gone()
         swept += sweep_folders(folder)
         private = [home.keys, home.trust, home.client, settings.home, settings.policy or home.path / "policy.toml"]
+        private += _usual_homes()
         return Ground(
             settings=settings,
             home=home,
             signer=keyring.node_key(home, settings.name),
             card=keyring.load_card(home, settings.name),
-            policy=_load_policy(settings, home),
+            policy=ceiling,
             trust=trust.load(home.trust),
             groups=groups,
             journal=journal,
@@ -129,6 +140,8 @@ def prepare(settings: AgentSettings) -> Ground:
             _lock=lock,
         )
     except BaseException:
+        if groups is not None:
+            groups.close()
         os.close(lock)
         raise
 
@@ -146,10 +159,54 @@ def python_paths() -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(root) for root in roots if not root.is_relative_to("/usr")))
 
 
+def own_code() -> tuple[Path, ...]:
+    """Return the folders that this process takes its code from: interpreter, environment, these packages."""
+    found = importlib.util.find_spec("runner")
+    if found is None or found.origin is None:
+        raise InvariantError("the package runner is not importable")
+    return Path(sys.base_prefix), Path(sys.prefix), Path(found.origin).parent, Path(__file__).parent
+
+
+def check_hidden(private: Iterable[Path], shown: Iterable[str]) -> None:
+    """Make sure that no folder that every job sees holds what no job may see: at level B a job could read the keys.
+
+    Folders are compared by device and inode, so a link or a bind mount hides nothing.
+
+    Raises:
+        SetupError: names both.
+    """
+    trees = {(info.st_dev, info.st_ino): tree for tree in shown if (info := _stat(Path(tree))) is not None}
+    for path in private:
+        real = Path(os.path.realpath(path))
+        for place in (real, *real.parents[:-1]):
+            info = _stat(place)
+            tree = None if info is None else trees.get((info.st_dev, info.st_ino))
+            if tree is not None:
+                raise SetupError(f"{path} lies in {tree}, which jobs can read: choose another --home")
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _usual_homes() -> list[Path]:
+    """Return where other fleets of this host and user keep their homes by default."""
+    with contextlib.suppress(ConfigError):
+        return [Path("/var/lib/ringfence"), locate(environ={}).path]
+    return [Path("/var/lib/ringfence")]
+
+
 def _load_policy(settings: AgentSettings, home: Home) -> policy.Policy:
     path = settings.policy or home.path / "policy.toml"
     try:
-        return policy.parse(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            check_private_file(path, os.fstat(file.fileno()), secret=False)
+            if os.geteuid() == 0:
+                check_root_only(path.parent)
+            return policy.parse(file.read().decode("utf-8"))
     except FileNotFoundError:
         raise PolicyError(
             f"no policy at {path}: write one (docs/operations.md shows it) or name one with --policy"

@@ -39,6 +39,9 @@ def conclude(verdict: Verdict, cause: Cause, *, result_problem: str | None = Non
     if verdict.kind == "setup_error":
         where = f"step {verdict.step} failed ({verdict.detail or verdict.errno})"
         return Ending(State.REFUSED, RefuseReason.UNENFORCEABLE, detail=f"the sandbox could not be built: {where}")
+    if verdict.kind == "worker_died" and verdict.limit == "memory":
+        # One leaf for the job and its mould (cgroup v1): the kernel may choose either when memory is used up.
+        return Ending(State.FAILED, FailReason.MEMORY_LIMIT, detail="the job hit its memory limit, and all of it ended")
     if verdict.kind in {"worker_died", "killed"}:
         return Ending(State.FAILED, FailReason.WORKER_DIED, detail="the sandbox itself was killed from outside")
     if verdict.limit and (verdict.kind == "signal" or verdict.code != 0):

@@ -26,6 +26,7 @@ never reaches another. Unknown keys refuse to load.
 
 from __future__ import annotations
 
+import posixpath
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -149,6 +150,8 @@ def _value(where: str, key: str, value: object) -> object:
             raise PolicyError(f"{where} must be a list of non-empty strings")
         if key in ("read", "write") and not all(item == "*" or item.startswith("/") for item in value):
             raise PolicyError(f"{where} must hold absolute paths")
+        if key in ("read", "write"):
+            return tuple(item if item == "*" else _tree(where, item) for item in value)
         return tuple(value)
     if key in _SIZES:
         try:
@@ -162,6 +165,14 @@ def _value(where: str, key: str, value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise PolicyError(f"{where} must be a positive number")
     return int(value) if key == "max_pids" else float(value)
+
+
+def _tree(where: str, path: str) -> str:
+    """Return a path tree without its last slash. One with . or .. would match no grant, and a deny rule be void."""
+    plain = path.rstrip("/") or "/"
+    if posixpath.normpath(plain) != plain or plain.startswith("//"):
+        raise PolicyError(f"{where}: {path} must have no //, . or .. in it; meant {posixpath.normpath(plain)}?")
+    return plain
 
 
 def _concerns(rule: Rule, spec: JobSpec, signer: str) -> bool:
@@ -220,7 +231,8 @@ def _denied(rule: Rule, spec: JobSpec) -> Iterator[str]:
     if spec.task is not None and _match(rule.tasks, spec.task):
         yield f"the task {spec.task!r}"
     for path in spec.grants.paths:
-        trees = rule.write if path.mode == "write" else rule.read
+        # Who may write may read, so a denied read denies the write too.
+        trees = rule.read + rule.write if path.mode == "write" else rule.read
         if _below(trees, path.path) or any(tree.startswith(path.path.rstrip("/") + "/") for tree in trees):
             yield f"to {path.mode} {path.path}"
     yield from (f"the network destination {n.host}" for n in spec.grants.net if _match(rule.net, f"{n.host}:{n.port}"))

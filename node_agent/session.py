@@ -23,7 +23,7 @@ from node_agent.containment.uids import JobUids
 from node_agent.control import Control
 from node_agent.dispatch import Dispatcher, wake_loop
 from node_agent.errors import LeaseLostError, NameTakenError
-from node_agent.ground import Ground
+from node_agent.ground import Ground, python_paths
 from node_agent.heartbeat import Heartbeat
 from node_agent.lanes import Lanes
 from node_agent.lease import Lease
@@ -98,7 +98,9 @@ class Session:
         self._ledger = Ledger(settings.node_home / "ledger", now_ms())
         self._closers += [self._mail.close, self._close_ledger]
         self._lease = Lease(self._slots.values(), settings.lease_s, settings.margin_s)
-        self._dispatcher = Dispatcher(self._store, settings.slots, self._lanes.order, self._lost.set)
+        self._dispatcher = Dispatcher(
+            self._store, settings.slots, self._lanes.order, self._lost.set, lambda: not self._lease.lapsed()
+        )
         self._supervisor = Supervisor(self._tools(), self._dispatcher)
         self._dispatcher.serve(self._supervisor)
         self._closers.insert(0, self._supervisor.close)
@@ -205,9 +207,10 @@ class Session:
         self._zygote = Zygote(level="A" if level == "A" else "B")
         await self._zygote.start()
         groups = self._ground.groups
+        paths = (*python_paths(), *self._settings.task_path)
         for index in range(self._settings.slots):
             group = groups.slot(index) if groups is not None else None
-            self._slots[index] = Slot(index, self._zygote, group)
+            self._slots[index] = Slot(index, self._zygote, group, paths=paths)
         if level == "A":
             self._uids = JobUids()
             zygote = self._zygote

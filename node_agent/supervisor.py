@@ -17,15 +17,17 @@ from typing import Protocol
 
 from node_agent import endings, lifecycle, sandbox
 from node_agent.admission import Admitted, Denial, Offer, Rules, admit
-from node_agent.containment.errors import ContainmentError, GroupError, ResultTooLarge, SetupError
-from node_agent.containment.plan import Verdict
+from node_agent.containment.errors import ContainmentError, SpawnError
+from node_agent.containment.plan import Plan, Profile, Verdict
 from node_agent.containment.slots import Attempt, Slot
 from node_agent.containment.sweep import Journal
 from node_agent.dispatch import Dispatcher
+from node_agent.errors import InvariantError
 from node_agent.ledger import Ledger
 from node_agent.lifecycle import Ending
 from node_agent.output import Capture, Chunk
 from node_agent.records import Notary, Signed
+from node_agent.resultcheck import Reader, Result
 from node_agent.run import KillOrder, Proof, Run, now_ms
 from node_agent.sandbox import Defaults
 from node_agent.stage import Stage, Staged, StageError
@@ -85,6 +87,7 @@ class Supervisor:
         self._claims: dict[str, Claim] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unproved: set[int] = set()
+        self._results = Reader()
         self._moulds: dict[int, int] = {}
 
     @property
@@ -251,6 +254,7 @@ class Supervisor:
 
     async def _attempt(self, claim: Claim, run: Run) -> Finish:
         tools = self._tools
+        run.era = tools.era()
         admitted = self._admit(claim, run)
         if isinstance(admitted, Denial):
             return self._unstarted(claim, run, endings.denied(admitted))
@@ -277,18 +281,12 @@ class Supervisor:
         slot = tools.slots[claim.slot or 0]
         plan = sandbox.plan_of(spec, claim.attempt, staged.mounts, staged.uid, staged.gid, tools.defaults)
         try:
-            await slot.prepare(sandbox.profile_of(spec, admitted.signer))
-            self._record_mould(slot)
-            attempt = await slot.begin(plan, staged.fds)
-            staged.sent()
-        except SetupError as error:
-            return self._unstarted(claim, run, endings.unbuilt(error))
-        except GroupError as error:
-            denial = Denial(RefuseReason.UNENFORCEABLE, f"a limit could not be set: {error}", spec)
-            return self._unstarted(claim, run, endings.denied(denial))
+            attempt = await self._begin(slot, sandbox.profile_of(spec, admitted.signer), plan, staged)
         except ContainmentError as error:
-            ending = Ending(State.FAILED, FailReason.NODE_FAULT, detail=f"no sandbox could be made: {error}")
-            return self._unstarted(claim, run, ending)
+            if tools.era() != run.era:
+                # The lease ended in the middle, and the mould with it: no fault of the job, which is given back.
+                run.stop("lease")
+            return self._unstarted(claim, run, endings.unbuilt(error))
         run.begun(attempt)
         capture = Capture(
             (attempt.stdout, attempt.stderr),
@@ -312,14 +310,31 @@ class Supervisor:
             raise
         finally:
             timer.cancel()
-        # Nothing waits between verdict and proof: what comes later changes no end, and no proof waits for the store.
+        # Nothing but reading a result waits between verdict and proof, and no proof waits for the store.
         capture.drain()
-        ending, result = self._conclude(run, spec, verdict, attempt)
-        attempt.close()
+        try:
+            ending, result = await self._conclude(run, spec, verdict, attempt)
+        finally:
+            attempt.close()
         run.settle(Proof(ending, verdict, now_ms()))
         await capture.finish()
         evidence = endings.Evidence(verdict, result, capture.evidence, capture.total_bytes)
         return endings.finish_of(claim, run, ending, tools.notary, evidence)
+
+    async def _begin(self, slot: Slot, profile: Profile, plan: Plan, staged: Staged) -> Attempt:
+        """Have a restricted worker stand; a mould that ended since its last attempt (the lease) is replaced once."""
+        for left in (1, 0):
+            try:
+                await slot.prepare(profile)
+                self._record_mould(slot)
+                attempt = await slot.begin(plan, staged.fds)
+            except SpawnError:
+                if not left:
+                    raise
+            else:
+                staged.sent()
+                return attempt
+        raise InvariantError("unreachable")
 
     def _record_mould(self, slot: Slot) -> None:
         """Note a mould before it gets its first job: the next start of this node waits until it is gone."""
@@ -332,15 +347,15 @@ class Supervisor:
 
     async def _release(self, claim: Claim, run: Run, spec: JobSpec, attempt: Attempt) -> None:
         """Let the restricted worker run: after the ledger, and for at-most-once jobs after the acknowledged mark."""
-        run.era = self._tools.era()
-        if run.era < 0:
+        if run.era < 0 or self._tools.era() != run.era:
             run.stop("lease")
         if run.stopping:
             return
         self._tools.ledger.started(spec.nonce, claim.attempt, spec.not_after_ms)
         run.started_at_ms = now_ms()
         event = self._tools.notary.event(EventType.JOB_STARTED, job=claim.job, attempt=claim.attempt, detail={})
-        self._dispatcher.mark(Start(claim, State.RUNNING, event.payload, event.signature))
+        mark = Start(claim, State.RUNNING, event.payload, event.signature)
+        self._dispatcher.mark(mark, urgent=spec.at_most_once)
         if spec.at_most_once and not await run.marked:
             return
         if not run.stopping:
@@ -361,9 +376,9 @@ class Supervisor:
         self._unproved.discard(number)
         return replace(verdict, proved=True)
 
-    def _conclude(
+    async def _conclude(
         self, run: Run, spec: JobSpec, verdict: Verdict, attempt: Attempt
-    ) -> tuple[Ending, endings.Result | None]:
+    ) -> tuple[Ending, Result | None]:
         if not run.cause and verdict.kind == "worker_died" and self._tools.era() != run.era:
             run.cause = "lease"
         if spec.task is None:
@@ -371,11 +386,7 @@ class Supervisor:
             return ending, endings.command_result(ending)
         if run.cause or verdict.kind != "exit":
             return lifecycle.conclude(verdict, run.cause), None
-        limit = self._tools.defaults.result_bytes
-        try:
-            result = endings.read_result(attempt.result(limit), limit)
-        except ResultTooLarge as error:
-            result = endings.Result(problem=str(error))
+        result = await self._results.take(attempt.result, self._tools.defaults.result_bytes)
         if result.error is not None:
             return endings.exception_ending(result.error), result
         return lifecycle.conclude(verdict, run.cause, result_problem=result.problem), result

@@ -19,14 +19,14 @@ from typing import Final
 
 from runner.errors import ConfigError, UnsafeFileError
 
-__all__ = ["MAX_SOCKET_PATH_BYTES", "Home", "check_private_file", "check_safe", "locate"]
+__all__ = ["MAX_SOCKET_PATH_BYTES", "Home", "check_private_file", "check_root_only", "check_safe", "locate"]
 
 #: A Unix socket's path holds 107 bytes; the rest is for names below the home.
 MAX_SOCKET_PATH_BYTES: Final = 100
 _ROOT_HOME: Final = "/var/lib/ringfence"
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS_ANY: Final = stat.S_IRWXG | stat.S_IRWXO
-_FIX: Final = "use a folder that only you can write, with --home or RINGFENCE_HOME"
+_FIX: Final = "use a place that only you can write (for the home: --home or RINGFENCE_HOME)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,23 @@ def check_safe(home: Home, euid: int | None = None) -> None:
     if not real.is_dir():
         raise ConfigError(f"{home.path} is no folder: run `ringfence keys init --home {home.path}`")
     _check_folder(real, uid, sticky_is_enough=False)
-    if uid != 0:
-        return
+    if uid == 0:
+        check_root_only(home.path)
+
+
+def check_root_only(path: Path) -> None:
+    """Make sure that only root can change an existing path or put another one in its place (attack 18).
+
+    Above it the sticky bit is enough, because it keeps a folder of root in its place.
+
+    Raises:
+        UnsafeFileError: names the first folder or link with a fault.
+    """
+    real = Path(os.path.realpath(path))
+    _check_folder(real, 0, sticky_is_enough=False)
     for folder in real.parents:
-        _check_folder(folder, uid, sticky_is_enough=True)
-    for link in (home.path, *home.path.parents):
+        _check_folder(folder, 0, sticky_is_enough=True)
+    for link in (path, *path.parents):
         if link.is_symlink() and link.lstat().st_uid != 0:
             raise UnsafeFileError(f"{link} is a link that user {link.lstat().st_uid} can change: {_FIX}")
 

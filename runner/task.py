@@ -42,7 +42,6 @@ class Task(Generic[P, R]):
         self.name = name_of(function)
         self.options = request.merged(JobOptions(), options)
         self._place = place
-        self._signature = inspect.signature(function)
         functools.update_wrapper(self, function)
         REGISTRY[self.name] = self
 
@@ -74,7 +73,8 @@ class Task(Generic[P, R]):
 
         if self.name.startswith(_MAIN):
             raise TaskNameError(f"{self.name} is in the program itself: move it to a module that nodes can import")
-        self._signature.bind(*args, **kwargs)
+        # Looked at here, not when the task is made: workers make every task of a module and enqueue none.
+        inspect.signature(self.function).bind(*args, **kwargs)
         chosen = request.merged(self.options, options)
         spec = request.build(chosen, task=self.name, args=args, kwargs=kwargs, tenant=self._place.tenant)
         connect(self._place).enqueue([spec])

@@ -90,8 +90,8 @@ def load(path: Path) -> Trust:
 
 
 def save(path: Path, trust: Trust) -> None:
-    """Write a trust.toml anew, atomically, 0644."""
-    replace_file(path, (_HEAD + "".join(_entry(key) for key in trust.keys)).encode("ascii"), 0o644)
+    """Write a trust.toml anew, atomically, 0600."""
+    replace_file(path, (_HEAD + "".join(_entry(key) for key in trust.keys)).encode("ascii"), 0o600)
 
 
 def pack_card(fleet: signing.Signer, card: NodeCard) -> bytes:

@@ -17,7 +17,8 @@ from typing import Final, Literal
 from node_agent.containment.cgroup import SlotGroup
 from node_agent.containment.errors import ResultTooLarge
 from node_agent.containment.moulds import End, Mould
-from node_agent.containment.plan import Plan, Usage, Verdict
+from node_agent.containment.plan import Usage, Verdict
+from node_agent.containment.slotgroup import GroupEvents
 from runner.wire import frames
 
 __all__ = ["PROOF_TIMEOUT_S", "Attempt"]
@@ -36,20 +37,23 @@ class Attempt:
 
     def __init__(
         self,
-        plan: Plan,
         mould: Mould,
         group: SlotGroup | None,
         ends: tuple[int, int, socket.socket, int | None],
         on_unproved: Callable[[], None],
+        name: str,
     ) -> None:
-        """``ends``: our ends of stdout, stderr, the channel and (tasks) the result file."""
+        """``ends``: our ends of stdout, stderr, the channel and (tasks) the result file.
+
+        ``name``: what the mould calls the worker.
+        """
         self._loop = asyncio.get_running_loop()
         self.stdout, self.stderr, self.channel, self._result_fd = ends
         #: Resolves after the proof, or with ``proved=False`` when there was none in time.
         self.verdict: asyncio.Future[Verdict] = self._loop.create_future()
         #: Resolves at the proof, however late.
         self.proved: asyncio.Future[None] = self._loop.create_future()
-        self._plan = plan
+        self._name = name
         self._mould = mould
         self._group = group
         self._on_unproved = on_unproved
@@ -75,7 +79,7 @@ class Attempt:
     def terminate(self) -> None:
         """Send SIGTERM to the worker, through the mould."""
         if not self.verdict.done():
-            self._mould.terminate(self._plan.attempt)
+            self._mould.terminate(self._name)
 
     def kill(self) -> None:
         """Kill everything of the attempt, twice over: its cgroup, and the mould whose namespace holds it."""
@@ -119,7 +123,7 @@ class Attempt:
             self._timers["retry"] = self._loop.call_later(_RETRY_S, self._strike)
 
     def _take_end(self, end: End) -> None:
-        if end.attempt != self._plan.attempt:
+        if end.attempt != self._name:
             self._mould.kill()
             return
         self._end = end
@@ -135,7 +139,8 @@ class Attempt:
             self._look_s = min(self._look_s * 2, _LONGEST_LOOK_S)
             return
         if self._killed_s is None:
-            self._resolve(Verdict(kind="worker_died", usage=self._usage(), limit=self._limit_broken()))
+            events = self._events()
+            self._resolve(Verdict(kind="worker_died", usage=self._usage(events), limit=_limit_broken(events)))
             return
         end = self._end
         if end is not None and not _is_sigkill(end.status):
@@ -166,13 +171,14 @@ class Attempt:
         self._mould.on_end = self._mould.on_gone = None
 
     def _natural(self, end: End) -> Verdict:
-        usage = self._usage(end.cpu_s, end.max_rss_bytes, end.processes)
+        events = self._events()
+        usage = self._usage(events, end.cpu_s, end.max_rss_bytes, end.processes)
         kind: Literal["exit", "signal"] = "signal" if os.WIFSIGNALED(end.status) else "exit"
         return Verdict(
             kind=kind,
             code=os.WEXITSTATUS(end.status) if kind == "exit" else 0,
             signal=os.WTERMSIG(end.status) if kind == "signal" else 0,
-            limit=self._limit_broken(),
+            limit=_limit_broken(events),
             usage=usage,
             forced=self.forced,
         )
@@ -181,27 +187,27 @@ class Attempt:
         done_s = self._loop.time()
         return Verdict(
             kind="killed",
-            usage=self._usage(processes=self._counted),
+            usage=self._usage(self._events(), processes=self._counted),
             method="pidfd" if self._group is None else "cgroup.kill+pidfd",
             kill_ms=round((done_s - (self._killed_s or done_s)) * 1000, 3),
             forced=True,
             proved=proved,
         )
 
-    def _usage(self, cpu_s: float = 0.0, max_rss_bytes: int = 0, processes: int = 0) -> Usage:
+    def _events(self) -> GroupEvents:
+        """Return what the kernel counted for this attempt: nothing where there is no group, or it can't be read."""
         if self._group is not None:
             with suppress(OSError):
-                events = self._group.events()
-                cpu_s, max_rss_bytes = max(cpu_s, events.cpu_s), max_rss_bytes or events.peak_bytes
-        return Usage(round(self._loop.time() - self._started_s, 6), cpu_s, max_rss_bytes, processes)
+                return self._group.events()
+        return GroupEvents()
 
-    def _limit_broken(self) -> Literal["", "memory", "pids"]:
-        if self._group is None:
-            return ""
-        with suppress(OSError):
-            events = self._group.events()
-            return "memory" if events.oom_kills else "pids" if events.pids_hits else ""
-        return ""
+    def _usage(self, events: GroupEvents, cpu_s: float = 0.0, max_rss_bytes: int = 0, processes: int = 0) -> Usage:
+        wall_s = round(self._loop.time() - self._started_s, 6)
+        return Usage(wall_s, max(cpu_s, events.cpu_s), max_rss_bytes or events.peak_bytes, processes)
+
+
+def _limit_broken(events: GroupEvents) -> Literal["", "memory", "pids"]:
+    return "memory" if events.oom_kills else "pids" if events.pids_hits else ""
 
 
 def _is_sigkill(status: int) -> bool:

@@ -62,7 +62,8 @@ def abi() -> int:
 def restrict(rules: Sequence[tuple[str, int]]) -> int:
     """Confine this (only) thread to ``rules`` (path, rights); return the ABI, 0 where there is no Landlock.
 
-    Needs no_new_privs. A rule's path must exist. Raises OSError.
+    Needs no_new_privs. A rule's path must exist. A rule on a mount point does not hold for what is mounted on it later,
+    so a ruleset can't be made before the view stands. Raises OSError.
     """
     version = abi()
     if version < 1:
@@ -84,8 +85,13 @@ def restrict(rules: Sequence[tuple[str, int]]) -> int:
 def _allow(ruleset: int, path: str, rights: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        if not os.path.isdir(path):
-            rights &= _FOR_FILES
-        linux.syscall(f"landlock_add_rule {path}", _ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
+        rule = struct.pack("=Qi", rights, fd)
+        linux.syscall("landlock_add_rule", _ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not rights & ~_FOR_FILES:
+            raise
+        # The kernel takes the rights of folders for folders only.
+        rule = struct.pack("=Qi", rights & _FOR_FILES, fd)
+        linux.syscall(f"landlock_add_rule {path}", _ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
     finally:
         os.close(fd)

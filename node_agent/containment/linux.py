@@ -9,6 +9,7 @@ Source: the man pages of the calls; numbers from asm-generic/unistd.h and x86's 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import struct
@@ -53,6 +54,7 @@ __all__ = [
     "timer_arm",
     "timer_descriptor",
     "umount",
+    "unblock_signals",
     "unshare",
 ]
 
@@ -91,6 +93,7 @@ _NUMBERS: Final = {
     "aarch64": {"pivot_root": 41},
 }
 _MACHINE: Final = os.uname().machine
+_SYSCALL_WORDS: Final = 6
 _OPEN_TREE: Final = 428
 _MOVE_MOUNT: Final = 429
 _CLONE3: Final = 435
@@ -117,6 +120,12 @@ _LAST_KNOWN_CAPABILITY: Final = 63
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+# A pointer's type takes whole registers: numbers, the addresses of bytes, and None.
+_libc.syscall.argtypes = (ctypes.c_long, *(ctypes.c_void_p,) * _SYSCALL_WORDS)
+_libc.unshare.argtypes = (ctypes.c_int,)
+_libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 # The same call with the interpreter lock held throughout: a fork must not happen between two threads of Python.
 _held = ctypes.PyDLL(None, use_errno=True)
 _held.syscall.restype = ctypes.c_long
@@ -142,8 +151,7 @@ class _CloneArgs(ctypes.Structure):
 
 def syscall(what: str, number: int, *args: int | bytes | None) -> int:
     """Make a raw system call; bytes are passed by address. Raises OSError that names ``what``."""
-    words = [ctypes.c_long(word) if isinstance(word, int) else word for word in args]
-    return _checked(_libc.syscall(ctypes.c_long(number), *words), what)
+    return _named(what, "", number, *args)
 
 
 def fork_into(cgroup_fd: int | None) -> int:
@@ -176,7 +184,7 @@ def fork_into(cgroup_fd: int | None) -> int:
 
 def unshare(flags: int) -> None:
     """Leave the shared namespaces named by ``flags``."""
-    _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+    _checked(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
@@ -186,15 +194,13 @@ def setns(fd: int, kind: int) -> None:
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
     """Mount ``kind`` on ``target`` with MS_* ``flags``."""
-    _checked(
-        _libc.mount(_text(source), _text(target), _text(kind), ctypes.c_ulong(flags), _text(options or None)),
-        f"mount {target}",
-    )
+    done = _libc.mount(_text(source), _text(target), _text(kind), flags, _text(options or None))
+    _checked(done, "mount", target)
 
 
 def umount(target: str, flags: int = 0) -> None:
     """Take the mount on ``target`` away."""
-    _checked(_libc.umount2(_text(target), ctypes.c_int(flags)), f"umount {target}")
+    _checked(_libc.umount2(_text(target), flags), "umount", target)
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -205,26 +211,26 @@ def pivot_root(new: str, old: str) -> None:
 def open_tree(path: str, *, at: int = _AT_FDCWD, recursive: bool = False) -> int:
     """Return a detached copy of the mount at ``path`` (empty: the one that ``at`` is open on)."""
     flags = 1 | _CLOEXEC | (_AT_RECURSIVE if recursive else 0) | (0 if path else _AT_EMPTY_PATH)
-    return syscall(f"open_tree {path}", _OPEN_TREE, at, os.fsencode(path), flags)
+    return _named("open_tree", path, _OPEN_TREE, at, os.fsencode(path), flags)
 
 
 def move_mount(fd: int, target: str, *, at: int = _AT_FDCWD) -> None:
     """Attach the detached mount ``fd`` on ``target`` (empty: on what ``at`` is open on)."""
     onto = 0x04 | (0 if target else 0x40)
-    syscall(f"move_mount {target}", _MOVE_MOUNT, fd, b"", at, os.fsencode(target), onto)
+    _named("move_mount", target, _MOVE_MOUNT, fd, b"", at, os.fsencode(target), onto)
 
 
 def mount_setattr(fd: int, attributes: int, *, path: str = "", recursive: bool = False) -> None:
     """Set MOUNT_ATTR_* on the mount that ``fd`` is open on, or on the one at ``path``; never clears any."""
     flags = (_AT_RECURSIVE if recursive else 0) | (0 if path else _AT_EMPTY_PATH)
     change = struct.pack("QQQQ", attributes, 0, 0, 0)
-    syscall(f"mount_setattr {path}", _MOUNT_SETATTR, fd, os.fsencode(path), flags, change, len(change))
+    _named("mount_setattr", path, _MOUNT_SETATTR, fd, os.fsencode(path), flags, change, len(change))
 
 
 def openat2(path: str, flags: int, resolve: int, *, at: int = _AT_FDCWD) -> int:
     """Open ``path`` with the RESOLVE_* rules."""
     how = struct.pack("QQQ", flags | _CLOEXEC, 0, resolve)
-    return syscall(f"openat2 {path}", _OPENAT2, at, os.fsencode(path), how, len(how))
+    return _named("openat2", path, _OPENAT2, at, os.fsencode(path), how, len(how))
 
 
 def close_range(first: int, last: int | None = None) -> None:
@@ -285,6 +291,11 @@ def signal_descriptor(number: int) -> int:
     return _checked(_libc.signalfd(ctypes.c_int(-1), mask, ctypes.c_int(_CLOEXEC | _NONBLOCK)), "signalfd")
 
 
+def unblock_signals() -> None:
+    """Block no signal any more."""
+    _checked(_libc.sigprocmask(ctypes.c_int(signal.SIG_SETMASK), bytes(128), None), "sigprocmask")
+
+
 def timer_descriptor() -> int:
     """Return a timer on CLOCK_BOOTTIME: it fires at once after a suspend that lasted past its time."""
     return _checked(
@@ -299,11 +310,16 @@ def timer_arm(fd: int, deadline_ns: int) -> None:
     _checked(_libc.timerfd_settime(ctypes.c_int(fd), ctypes.c_int(1), when, None), "timerfd_settime")
 
 
+def _named(what: str, of: str, number: int, *args: int | bytes | None) -> int:
+    return _checked(_libc.syscall(number, *args, *(0,) * (_SYSCALL_WORDS - len(args))), what, of)
+
+
+@functools.cache
 def _thread_id_address() -> int:
     """Return where the C library caches this thread's id, or 0 if the kernel doesn't say or it looks wrong."""
     address = ctypes.c_ulong(0)
     try:
-        _checked(_libc.prctl(ctypes.c_int(_PR_GET_TID_ADDRESS), ctypes.byref(address), 0, 0, 0), "prctl")
+        _prctl(_PR_GET_TID_ADDRESS, ctypes.addressof(address))
     except OSError:
         return 0
     if not address.value or ctypes.c_int.from_address(address.value).value != _libc.gettid():
@@ -312,16 +328,15 @@ def _thread_id_address() -> int:
 
 
 def _prctl(option: int, second: int, third: int = 0) -> None:
-    words = (ctypes.c_ulong(second), ctypes.c_ulong(third), ctypes.c_ulong(0), ctypes.c_ulong(0))
-    _checked(_libc.prctl(ctypes.c_int(option), *words), f"prctl {option}")
+    _checked(_libc.prctl(option, second, third, 0, 0), "prctl", str(option))
 
 
 def _text(value: str | None) -> bytes | None:
     return None if value is None else os.fsencode(value)
 
 
-def _checked(result: int, what: str) -> int:
+def _checked(result: int, what: str, of: str = "") -> int:
     if result < 0:
         error = ctypes.get_errno()
-        raise OSError(error, f"{what}: {os.strerror(error)}")
+        raise OSError(error, f"{what} {of}".rstrip() + f": {os.strerror(error)}")
     return result

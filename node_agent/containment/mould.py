@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
 from node_agent.containment import linux, view, worker
-from node_agent.containment.seccomp import Filter
+from node_agent.containment.worker import Kit
 from runner.wire import codec
 
 __all__ = ["OOM_SCORE_ADJ", "Seat", "run"]
@@ -42,6 +42,9 @@ EXIT_SETUP: Final = 116
 
 _WALL: Final = 0x4000_0000
 _MAX_CONTROL_BYTES: Final = 4096
+_FD_SPACE: Final = socket.CMSG_SPACE(4)
+#: Children reaped before the lifeline is looked at again: a job can make zombies as fast as they are reaped.
+_MAX_REAPED: Final = 64
 _SIOCSIFFLAGS: Final = 0x8914
 _UP_AND_RUNNING: Final = 0x41
 _LIMITS: Final = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
@@ -49,14 +52,18 @@ _LIMITS: Final = tuple(sorted({value for name, value in vars(resource).items() i
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What the zygote hands to a new mould. ``job_fd``: the cgroup v2 group that workers are born in, if any."""
+    """What the zygote hands to a new mould.
+
+    ``job_fd``: the cgroup v2 group that workers are born in, if any. ``paths``: the node's own, for its views to show.
+    """
 
     level: Literal["A", "B"]
     join_paths: tuple[str, ...]
     lifeline_fd: int
     control_fd: int
     job_fd: int | None
-    filters: dict[bool, Filter]
+    paths: tuple[str, ...]
+    kit: Kit
 
 
 def run(seat: Seat) -> NoReturn:
@@ -81,8 +88,9 @@ def _set_up(seat: Seat, progress: worker.Progress) -> view.Prepared:
     if os.getpid() != 1:
         raise OSError(0, "the mould is not pid 1 of its namespace")
     _close_others({0, 1, 2, seat.lifeline_fd, seat.control_fd, seat.job_fd or 0})
-    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN)
+    # To the first process of a namespace the default action of a signal is nothing; its workers start with defaults.
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD})
     _raise_oom_score()
     progress.step = "cgroup"
@@ -98,7 +106,7 @@ def _set_up(seat: Seat, progress: worker.Progress) -> view.Prepared:
     socket.sethostname("job")
     _loopback_up()
     progress.step = "view"
-    prepared = view.prepare()
+    prepared = view.prepare(seat.level, (*worker.OWN_PATHS, *seat.paths))
     progress.step = "capabilities"
     linux.drop_bounding()
     linux.lock_securebits()
@@ -114,8 +122,15 @@ class _Mould:
         self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=seat.lifeline_fd)
         self._prepared = prepared
         self._signals = linux.signal_descriptor(signal.SIGCHLD)
+        self._sockets = os.open("/proc/self/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
+        self._quiet = self._socket_counts()
+        self._more = False
         self._timer = linux.timer_descriptor()
         self._limits = _own_limits()
+        self._job_score = _oom_score()
+        if seat.level == "A":
+            # With cgroup v1 the job shares this process's memory limit: the job goes first, and why is known.
+            _set_oom_score(0)
         self._deadline_ns: int | None = None
         self._attempt = ""
         self._worker: int | None = None
@@ -130,11 +145,11 @@ class _Mould:
         for fd in (self._lifeline.fileno(), self._timer, self._control.fileno(), self._signals):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll(0 if self._more else None)}
             # The lifeline first: no work is done on an old deadline.
             if self._lifeline.fileno() in ready or self._timer in ready:
                 self._read_lifeline()
-            if self._signals in ready:
+            if self._more or self._signals in ready:
                 self._reap()
             if self._control.fileno() in ready:
                 self._obey()
@@ -158,9 +173,10 @@ class _Mould:
         linux.timer_arm(self._timer, self._deadline_ns)
 
     def _obey(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self._control, _MAX_CONTROL_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = self._control.recvmsg(_MAX_CONTROL_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(EXIT_CONTROL)
+        fds = [fd for _, _, packed in ancillary for fd in struct.unpack(f"{len(packed) // 4}i", packed)]
         order = codec.load(data)
         if not isinstance(order, dict):
             os._exit(EXIT_ODD)
@@ -180,6 +196,10 @@ class _Mould:
             # A job of the same uid could have changed them (attack 37): no worker inherits that.
             _send(self._control, op="odd", why="limits")
             os._exit(EXIT_ODD)
+        if self._socket_counts() != self._quiet:
+            # Something of an earlier attempt is left in the net namespace (attack 38).
+            _send(self._control, op="odd", why="sockets")
+            os._exit(EXIT_ODD)
         self._attempt, self._status = attempt, None
         self._cpu_s, self._max_rss_bytes, self._processes = 0.0, 0, 0
         try:
@@ -188,7 +208,9 @@ class _Mould:
             _send(self._control, op="odd", why=str(error)[:300])
             os._exit(EXIT_ODD)
         if pid == 0:
-            worker.run(channel_fd, self._prepared, self._seat.filters)
+            if self._seat.level == "A":
+                _set_oom_score(self._job_score)
+            worker.run(channel_fd, self._prepared, self._seat.kit)
         os.close(channel_fd)
         self._worker = pid
 
@@ -201,9 +223,10 @@ class _Mould:
     def _reap(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._signals, 128)
+        self._more = False
         if self._status is not None:
             _kill_everyone()
-        while True:
+        for _ in range(_MAX_REAPED):
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG | _WALL)
             except ChildProcessError:
@@ -217,6 +240,12 @@ class _Mould:
             if pid == self._worker:
                 self._status = status
                 _kill_everyone()
+        self._more = True
+
+    def _socket_counts(self) -> tuple[bytes, bytes]:
+        """Return how many sockets of any family, and how many waiting TCP ends, this net namespace holds."""
+        words = os.pread(self._sockets, _MAX_CONTROL_BYTES, 0).split()
+        return words[words.index(b"used") + 1], words[words.index(b"tw") + 1]
 
     def _report(self) -> None:
         """ECHILD after the worker's end: nothing else lives in this namespace. Say so, once."""
@@ -263,10 +292,22 @@ def _close_others(keep: set[int]) -> None:
 
 def _raise_oom_score() -> None:
     """Jobs go before the host's own processes when memory runs out; raising needs no right."""
-    with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
-        if int(file.read()) < OOM_SCORE_ADJ:
-            file.seek(0)
-            file.write(str(OOM_SCORE_ADJ))
+    if _oom_score() < OOM_SCORE_ADJ:
+        _set_oom_score(OOM_SCORE_ADJ)
+
+
+def _oom_score() -> int:
+    with open("/proc/self/oom_score_adj", encoding="ascii") as file:
+        return int(file.read())
+
+
+def _set_oom_score(score: int) -> None:
+    # Without the layers of a file object: every worker does this, and each page it touches there is copied.
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(score).encode())
+    finally:
+        os.close(fd)
 
 
 def _loopback_up() -> None:

@@ -41,9 +41,13 @@ class End:
 class Mould:
     """One mould, from its fork to the readable pidfd. ``profile`` is None until its first attempt."""
 
-    def __init__(self, pid: int, pidfd: int, lifeline: socket.socket, control: socket.socket) -> None:
+    def __init__(
+        self, pid: int, pidfd: int, lifeline: socket.socket, control: socket.socket, paths: frozenset[str]
+    ) -> None:
+        """``paths``: the node's own paths that its views can show."""
         loop = asyncio.get_running_loop()
         self.pid = pid
+        self.paths = paths
         self.born_s = loop.time()
         self.served = 0
         self.spoiled = False

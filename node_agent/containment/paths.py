@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import stat
 import sys
 from collections.abc import Iterable
@@ -227,4 +228,13 @@ def _own_code() -> list[str]:
 
 def _system() -> list[str]:
     groups = [entry.point for entry in mounts.table().values() if entry.kind in ("cgroup", "cgroup2")]
-    return [*UNIT_FOLDERS, *groups]
+    return [*UNIT_FOLDERS, *_user_units(), *groups]
+
+
+def _user_units() -> list[str]:
+    """Return where systemd looks for units of this process's own user: what lies there runs with the user's rights."""
+    try:
+        folder = pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return []
+    return [f"{folder}/{part}/systemd" for part in (".config", ".local/share")] if folder.startswith("/") else []

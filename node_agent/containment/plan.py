@@ -1,16 +1,19 @@
 """The exact sandbox of one attempt, and what came of it: values only.
 
-Called by node_agent.plan (builds a Plan from spec, policy and host), by the agent's side of the containment (carries it
-out) and by the worker (reads it as the first record). Must never hold arguments, environment values, argv or secrets:
-those go to the restricted worker as the payload (attack 5).
+Called by node_agent.sandbox (builds a Plan from spec, policy and host), by the agent's side of the containment (carries
+it out) and by the worker (reads it as the first record). Must never hold arguments, environment values, argv or
+secrets: those go to the restricted worker as the payload (attack 5).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import marshal
+from dataclasses import dataclass, fields
+from typing import Final, Literal
 
-__all__ = ["Mount", "Plan", "Profile", "Usage", "Verdict"]
+from runner.wire.errors import RecordError
+
+__all__ = ["Mount", "Plan", "Profile", "Usage", "Verdict", "dumps", "loads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +103,49 @@ class Verdict:
     kill_ms: float = 0.0
     forced: bool = False
     proved: bool = True
+
+
+_NAMES: Final = tuple(field.name for field in fields(Plan))
+_TEXT, _NUMBER = (str,), (int,)
+_ABSENT: Final = type(None)
+#: The types of a plan's fields, in their order.
+_FORM: Final[tuple[tuple[type[object], ...], ...]] = (
+    *(_TEXT, _TEXT, _TEXT, _NUMBER, _NUMBER, _TEXT, (tuple,), (tuple,), (tuple,)),
+    *(_NUMBER,) * 6,
+    *((int, _ABSENT), (int, float, _ABSENT), (int, _ABSENT), (int, _ABSENT)),
+    *(_NUMBER, (bool,), _NUMBER),
+)
+_MOUNTS: Final = _NAMES.index("mounts")
+
+
+def dumps(plan: Plan) -> bytes:
+    """Return the plan as the values of its fields, in the interpreter's own form for plain values.
+
+    Agent and worker are the same interpreter, and every worker reads one in memory that it still shares with its mould:
+    each object that a parser touches there costs the copy of a page.
+    """
+    values = [getattr(plan, name) for name in _NAMES]
+    values[_MOUNTS] = tuple((mount.path, mount.mode, mount.kind, mount.protected) for mount in plan.mounts)
+    return marshal.dumps(tuple(values))
+
+
+def loads(data: bytes) -> Plan:
+    """Return the plan that the agent sent; only for bytes from the agent.
+
+    Raises:
+        RecordError: these bytes are no plan, or one that makes a job root.
+    """
+    try:
+        values = marshal.loads(data)  # noqa: S302 - from the agent, which may ask anything of a worker as it is
+        fit = len(values) == len(_FORM) and all(map(isinstance, values, _FORM))
+        if values[_MOUNTS]:
+            mounts = tuple(Mount(*mount) for mount in values[_MOUNTS])
+            values = (*values[:_MOUNTS], mounts, *values[_MOUNTS + 1 :])
+        plan = Plan(*values)
+    except (EOFError, ValueError, TypeError) as error:
+        raise RecordError(f"no plan ({type(error).__name__})") from None
+    if not fit or plan.kind not in ("command", "task") or plan.level not in ("A", "B"):
+        raise RecordError("no plan: a field has the wrong type, or kind or level is unknown")
+    if plan.uid <= 0 or plan.gid <= 0:
+        raise RecordError("a job never runs as root")
+    return plan

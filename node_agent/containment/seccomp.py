@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import struct
 from typing import Final, NamedTuple
@@ -19,6 +20,9 @@ from node_agent.containment.errors import ContainmentError
 from node_agent.containment.sysnumbers import AUDIT_ARCH, NUMBERS
 
 __all__ = ["Filter", "build", "install"]
+
+_SECCOMP: Final = 317 if os.uname().machine == "x86_64" else 277
+_SET_MODE_FILTER: Final = 1
 
 _LOAD: Final = 0x20
 _EQUAL: Final = 0x15
@@ -114,12 +118,6 @@ class Filter(NamedTuple):
     length: int
 
 
-class _Program(ctypes.Structure):
-    """struct sock_fprog."""
-
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
-
-
 def build(*, allow_unix: bool, machine: str = os.uname().machine) -> Filter:
     """Return the filter; ``allow_unix`` permits socket(AF_UNIX).
 
@@ -140,15 +138,22 @@ def build(*, allow_unix: bool, machine: str = os.uname().machine) -> Filter:
     rules = [(numbers[name], body) for name, body in _rules(allow_unix=allow_unix) if name in numbers]
     steps += _searched(sorted(rules))
     steps.append(_Step(_RETURN, _ALLOW))
-    return Filter(b"".join(struct.pack("HBBI", s.code, s.if_true, s.if_false, s.value) for s in steps), len(steps))
+    code = b"".join(struct.pack("HBBI", step.code, step.if_true, step.if_false, step.value) for step in steps)
+    built = Filter(code, len(steps))
+    _program(built)  # made here, once, for all that are forked from here
+    return built
 
 
 def install(ready: Filter) -> None:
     """Put the filter on this (only) thread, for good. Needs no_new_privs. Raises OSError."""
+    linux.syscall("seccomp", _SECCOMP, _SET_MODE_FILTER, 0, _program(ready)[0])
+
+
+@functools.cache
+def _program(ready: Filter) -> tuple[bytes, object]:
+    """Return struct sock_fprog for a filter, and the memory that it points to."""
     code = ctypes.create_string_buffer(ready.code, len(ready.code))
-    program = _Program(ready.length, ctypes.addressof(code))
-    address = ctypes.addressof(program)
-    linux.syscall("seccomp", 317 if os.uname().machine == "x86_64" else 277, 1, 0, address)
+    return struct.pack("@HP", ready.length, ctypes.addressof(code)), code
 
 
 def _searched(rules: list[tuple[int, list[_Step]]]) -> list[_Step]:

@@ -21,9 +21,9 @@ from node_agent.containment.attempts import PROOF_TIMEOUT_S, Attempt
 from node_agent.containment.cgroup import SlotGroup
 from node_agent.containment.errors import GroupError, LimitBusy, SetupError, SpawnError
 from node_agent.containment.moulds import Mould, pair
-from node_agent.containment.plan import Plan, Profile
+from node_agent.containment.plan import Plan, Profile, dumps
 from node_agent.containment.spawner import Zygote
-from runner.wire import codec, frames, record
+from runner.wire import codec, frames
 from runner.wire.errors import CodecError
 from runner.wire.frames import Op
 
@@ -50,13 +50,11 @@ class _Ends:
     result: int | None
 
     @classmethod
-    def make(cls, plan: Plan) -> _Ends:
+    def make(cls, plan: Plan, channel: tuple[socket.socket, socket.socket]) -> _Ends:
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         result = os.memfd_create("result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) if plan.kind == "task" else None
         for fd in (out[0], err[0]):
             os.set_blocking(fd, False)
-        channel = pair()
-        channel[0].setblocking(False)
         return cls(out, err, channel, result)
 
     def close_theirs(self) -> None:
@@ -64,6 +62,29 @@ class _Ends:
         os.close(self.out[1])
         os.close(self.err[1])
         self.channel[1].close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A worker that was forked ahead: it holds its channel, and waits on it for a plan."""
+
+    name: str
+    mould: Mould
+    channel: tuple[socket.socket, socket.socket]
+
+    @classmethod
+    def make(cls, name: str, mould: Mould) -> _Waiting:
+        """Have ``mould`` fork one. Raises SpawnError."""
+        near, far = pair()
+        near.setblocking(False)
+        try:
+            mould.begin(name, far.fileno())
+        except SpawnError:
+            near.close()
+            raise
+        finally:
+            far.close()
+        return cls(name, mould, (near, far))
 
 
 class _NotStarted(Exception):
@@ -74,9 +95,17 @@ class Slot:
     """One of the node's slots. ``healthy`` is False from a kill without proof until ``proved`` resolves."""
 
     def __init__(
-        self, index: int, zygote: Zygote, group: SlotGroup | None, *, clock: Callable[[], int] = boottime_ns
+        self,
+        index: int,
+        zygote: Zygote,
+        group: SlotGroup | None,
+        *,
+        paths: Sequence[str] = (),
+        clock: Callable[[], int] = boottime_ns,
     ) -> None:
+        """``paths``: the node's own, which plans will name; others cost a new mould when a plan first names them."""
         self.index = index
+        self._paths = dict.fromkeys(paths)
         self.healthy = True
         self.proved: asyncio.Future[None] | None = None
         self._zygote = zygote
@@ -84,6 +113,7 @@ class Slot:
         self._clock = clock
         self._mould: Mould | None = None
         self._attempt: Attempt | None = None
+        self._waiting: _Waiting | None = None
         self._deadline_ns: int | None = None
         self._lock = asyncio.Lock()
         self._ahead: asyncio.Task[None] | None = None
@@ -121,6 +151,9 @@ class Slot:
         async with self._lock:
             self._check_free()
             profile = None if self._mould is None else self._mould.profile
+            if self._mould is not None and not self._mould.paths.issuperset(plan.python_paths + plan.task_paths):
+                self._paths |= dict.fromkeys(plan.python_paths + plan.task_paths)
+                await self._replace(profile)
             for left in reversed(range(_TRIES)):
                 await self._limit(plan)
                 try:
@@ -154,23 +187,28 @@ class Slot:
             raise SpawnError("no mould was prepared for this attempt")
         if self._deadline_ns is not None and self._clock() >= self._deadline_ns:
             raise SpawnError("the lease of this node has run out")
-        ends = _Ends.make(plan)
+        waiting, self._waiting = self._waiting, None
+        if waiting is None or waiting.mould is not mould:
+            waiting = _Waiting.make(plan.attempt, mould)
+        ends = _Ends.make(plan, waiting.channel)
         ours = (ends.out[0], ends.err[0], ends.channel[0], ends.result)
-        attempt = Attempt(plan, mould, self._group, ours, self._unproved)
+        attempt = Attempt(mould, self._group, ours, self._unproved, waiting.name)
         try:
             theirs = [ends.out[1], ends.err[1], *([] if ends.result is None else [ends.result]), *fds]
-            socket.send_fds(ends.channel[0], [frames.pack(Op.PLAN, record.dumps(plan))], theirs)
-            mould.begin(plan.attempt, ends.channel[1].fileno())
-        except (OSError, CodecError, SpawnError) as error:
+            socket.send_fds(ends.channel[0], [frames.pack(Op.PLAN, dumps(plan))], theirs)
+        except (OSError, CodecError) as error:
             ends.close_theirs()
             attempt.kill()
             await self._undo(attempt)
+            # A mould that found something odd (attack 38) may be gone already, and its end of the channel with it.
+            if waiting.name != plan.attempt or isinstance(error, BrokenPipeError):
+                raise _NotStarted("the worker is gone before it had its plan") from error
             raise SpawnError(f"the plan can't be sent: {error}") from error
         ends.close_theirs()
         self._attempt = attempt
         attempt.proved.add_done_callback(lambda _: self._free(attempt))
         try:
-            await self._ready(attempt)
+            await self._ready(attempt, ahead=waiting.name != plan.attempt)
         except BaseException as error:
             if not isinstance(error, SetupError | _NotStarted):
                 attempt.kill()
@@ -178,7 +216,7 @@ class Slot:
             raise
         return attempt
 
-    async def _ready(self, attempt: Attempt) -> None:
+    async def _ready(self, attempt: Attempt, *, ahead: bool) -> None:
         loop = asyncio.get_running_loop()
         try:
             data = await asyncio.wait_for(loop.sock_recv(attempt.channel, frames.MAX_RECORD_BYTES), SETUP_TIMEOUT_S)
@@ -193,8 +231,8 @@ class Slot:
         if op is Op.FAILED:
             raise _setup_error(body)
         verdict = await attempt.verdict
-        if verdict.kind == "worker_died":
-            raise _NotStarted("the mould ended first")
+        if verdict.kind == "worker_died" or ahead:
+            raise _NotStarted(f"the mould or a worker that was forked ahead ended first ({verdict.kind})")
         raise SetupError("start", 0, f"the worker ended without a word ({verdict.kind} {verdict.signal})")
 
     async def _undo(self, attempt: Attempt) -> None:
@@ -236,7 +274,7 @@ class Slot:
         if not self.healthy:
             raise SpawnError("the slot waits for the proof of its last kill")
         join, job_fd = (self._group.join_paths, self._group.job_fd) if self._group is not None else ((), None)
-        self._mould = await self._zygote.mould(join, job_fd, self._deadline_ns)
+        self._mould = await self._zygote.mould(join, job_fd, self._deadline_ns, tuple(self._paths))
         self._mould.profile = profile
         if self._deadline_ns is not None:
             # It may have been renewed while the mould was made.
@@ -245,6 +283,7 @@ class Slot:
     async def _drop(self) -> None:
         """End the mould, if one stands, and wait for its proof."""
         mould, self._mould = self._mould, None
+        self._forget_waiting()
         if mould is None:
             return
         mould.kill()
@@ -260,12 +299,30 @@ class Slot:
         """The attempt is proved gone: the slot may take the next one, in a new mould if this one was spoiled."""
         if self._attempt is attempt:
             self._attempt = None
+            self._fork_ahead()
         if not self.healthy:
             self.healthy = True
             if self.proved is not None and not self.proved.done():
                 self.proved.set_result(None)
         if self._mould is not None and self._mould.spoiled and not self._closed and not self._lock.locked():
             self._ahead = asyncio.get_running_loop().create_task(self._renew_ahead())
+
+    def _fork_ahead(self) -> None:
+        """Have the next worker forked while nobody waits for it: the last attempt is proved gone, no job runs.
+
+        It knows nothing yet. A plan for another profile never reaches it, because that replaces the mould.
+        """
+        mould = self._mould
+        if self._closed or mould is None or mould.spoiled or mould.profile is None or not _fits(mould, mould.profile):
+            return
+        with suppress(SpawnError):
+            self._waiting = _Waiting.make(f"ahead.{mould.served}", mould)
+            mould.on_end = lambda _: self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.channel[0].close()
 
     def _unproved(self) -> None:
         self.healthy = False

@@ -110,13 +110,15 @@ class Zygote:
         os.close(self._pidfd)
         self._pidfd = None
 
-    async def mould(self, join_paths: Sequence[str], job_fd: int | None, deadline_ns: int | None) -> Mould:
-        """Return a new mould that is ready for attempts. Raises SpawnError."""
+    async def mould(
+        self, join_paths: Sequence[str], job_fd: int | None, deadline_ns: int | None, paths: Sequence[str] = ()
+    ) -> Mould:
+        """Return a new mould that is ready for attempts, and whose views can show ``paths``. Raises SpawnError."""
         lifeline, far_lifeline = pair()
         control, far_control = pair()
         fds = [far_lifeline.fileno(), far_control.fileno(), *([] if job_fd is None else [job_fd])]
         try:
-            reply, pidfd = await self._ask({"op": "mould", "join": list(join_paths)}, fds)
+            reply, pidfd = await self._ask({"op": "mould", "join": list(join_paths), "paths": list(paths)}, fds)
         except BaseException:
             lifeline.close()
             control.close()
@@ -124,7 +126,7 @@ class Zygote:
         finally:
             far_lifeline.close()
             far_control.close()
-        mould = Mould(cast("int", reply["pid"]), pidfd, lifeline, control)
+        mould = Mould(cast("int", reply["pid"]), pidfd, lifeline, control, frozenset(paths))
         self._moulds.add(mould)
         if deadline_ns is not None:
             mould.renew(deadline_ns)

@@ -4,8 +4,11 @@ Called by the mould (``prepare``, once: the parts that are equal for every attem
 own mount namespace). Must never follow a link out of a granted tree, and never leave a part out silently: whatever
 fails raises, and the attempt is refused.
 
-The mould keeps the host's tree and, in a small read-only tmpfs on STAGE, the prepared parts. The worker copies them
-into a fresh tmpfs root, adds its own writable places, the Python paths and the grants, and makes that root its world.
+The mould stages everything that its attempts share in a small read-only tmpfs: the system's folders, and below RUN the
+trees of the node's own paths. At level A it then makes that tmpfs its root and drops the host's tree. A worker without
+grants keeps this root (its copy of the mount namespace is its own), puts fresh tmpfs mounts on the writable places and
+on /run, which hides the staged trees, and attaches those that its plan names. A worker with grants, and every worker at
+level B, whose mould keeps the host's tree for grants, copies the parts into a fresh tmpfs root and enters that.
 Source: DESIGN §5 "View", pivot_root(2), open_tree(2).
 """
 
@@ -13,18 +16,20 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from node_agent.containment import linux
 from node_agent.containment.plan import Mount, Plan
 
-__all__ = ["Prepared", "ViewError", "attach_grants", "build", "enter", "prepare"]
+__all__ = ["Prepared", "ViewError", "attach_grants", "build", "enter", "furnish", "prepare"]
 
 #: Where the mould stages its parts, in its own mount namespace: a folder of every host that no view needs.
 STAGE: Final = "/sys"
-ROOT: Final = f"{STAGE}/root"
+#: Below the stage: the trees of the node's own paths, and the root that is being built. Hidden from every job.
+TREES: Final = "run/trees"
+ROOT: Final = "run/root"
 _READ_ONLY: Final = linux.RDONLY | linux.NOSUID | linux.NODEV
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC: Final = ("ssl", "ca-certificates", "ca-certificates.conf", "alternatives", "localtime", "mime.types")
@@ -36,6 +41,8 @@ _LINKS: Final = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
+#: Places of the node's own paths that lie in an attempt's own tmpfs mounts.
+_FRESH: Final = ("/work/", "/tmp/", "/run/", "/dev/shm/")  # noqa: S108 - the job's own tmpfs mounts
 #: Nothing may be granted at or below these; and not the root itself.
 _RESERVED: Final = ("/proc", "/dev", "/sys", "/run")
 _SMALL: Final = "size=1m,nr_inodes=4096,mode=0755"
@@ -55,63 +62,102 @@ class ViewError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the mould staged: folders to copy, and links to make, by their name in the root."""
+    """What the mould staged below ``stage``.
 
+    ``folders`` to copy and ``links`` to make, by their name in the root; ``places``: where each of the node's own paths
+    appears in a view, with the staged tree of each place. ``rooted``: the stage is the mould's own root.
+    """
+
+    stage: str
+    rooted: bool
     folders: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
+    places: dict[str, tuple[tuple[str, str], ...]]
+
+    def shown(self, paths: Sequence[str]) -> list[tuple[str, str]]:
+        """Return place and tree of everything that ``paths`` need, outer places first. Raises ViewError."""
+        found: dict[str, str] = {}
+        for path in paths:
+            if path not in self.places:
+                raise ViewError(f"{path} was not staged for this attempt")
+            found.update(self.places[path])
+        out: list[tuple[str, str]] = []
+        for place in sorted(found, key=len):
+            if not _below(place, [above for above, _ in out]):
+                out.append((place, f"{self.stage}/{found[place]}"))
+        return out
 
 
-def prepare() -> Prepared:
-    """Stage the parts that every attempt of this mould shares, all of them read-only. Raises OSError."""
-    linux.mount("tmpfs", STAGE, "tmpfs", linux.NOSUID, _SMALL)
+def prepare(level: str, paths: Sequence[str]) -> Prepared:
+    """Stage the parts that every attempt of this mould shares, all of them read-only. Raises OSError.
+
+    ``paths``: the node's own paths (Python, tasks) that plans may name.
+    """
+    linux.mount("tmpfs", STAGE, "tmpfs", linux.NOSUID | linux.NODEV, _SMALL)
     folders, links = [], []
     for name in _SYSTEM:
         host = f"/{name}"
         if os.path.islink(host):
             links.append((name, os.readlink(host)))
+            os.symlink(links[-1][1], f"{STAGE}/{name}")
         elif os.path.isdir(host):
             _bind(host, f"{STAGE}/{name}")
             folders.append(name)
     _stage_etc(f"{STAGE}/etc")
     _stage_dev(f"{STAGE}/dev")
-    os.mkdir(f"{STAGE}/proc")
-    linux.mount("proc", f"{STAGE}/proc", "proc", linux.NOSUID | linux.NODEV | linux.NOEXEC)
-    os.mkdir(ROOT)
-    linux.mount_setattr(-1, linux.RDONLY, path=STAGE)
-    return Prepared((*folders, "etc", "dev", "proc"), tuple(links))
+    for name in ("proc", "run", TREES, ROOT, "work", "tmp"):
+        os.mkdir(f"{STAGE}/{name}")
+    # The mould's own entry would show the host's table of mounts: a job sees only what it could trace.
+    linux.mount("proc", f"{STAGE}/proc", "proc", linux.NOSUID | linux.NODEV | linux.NOEXEC, "hidepid=ptraceable")
+    covered = [f"/{name}" for name in (*folders, *(name for name, _ in links))]
+    places = _stage_paths(paths, covered)
+    rooted = level == "A"
+    if rooted:
+        os.chdir(STAGE)
+        enter()
+    else:
+        linux.mount_setattr(-1, linux.RDONLY, path=STAGE)
+    return Prepared("" if rooted else STAGE, rooted, (*folders, "etc", "dev", "proc"), tuple(links), places)
+
+
+def furnish(plan: Plan, prepared: Prepared, own_paths: tuple[str, ...] = ()) -> None:
+    """Make the mould's root this attempt's view: for a plan without grants, in a mould whose root is the stage.
+
+    ``own_paths`` are shown besides the plan's. Raises OSError, ViewError.
+    """
+    shown = prepared.shown(plan.python_paths + own_paths + plan.task_paths)
+    trees = [linux.open_tree(tree, recursive=True) for _, tree in shown]
+    linux.mount("tmpfs", "/run", "tmpfs", linux.NOSUID | linux.NODEV, _SMALL)
+    os.chdir("/")
+    _describe_ids(plan)
+    _mount_writable(plan)
+    for tree, (place, _) in zip(trees, shown, strict=True):
+        if place.startswith(_FRESH):
+            _make_point(place, tree)
+        linux.move_mount(tree, place)
+        os.close(tree)
+    linux.mount_setattr(-1, linux.RDONLY, path="/run")
 
 
 def build(plan: Plan, prepared: Prepared, own_paths: tuple[str, ...] = ()) -> None:
-    """Make the root of one attempt at ROOT and stand in it; grants come next, then ``enter``.
+    """Make a fresh root for one attempt and stand in it; grants come next, then ``enter``.
 
-    ``own_paths`` are shown besides the plan's. Raises OSError.
+    ``own_paths`` are shown besides the plan's. Raises OSError, ViewError.
     """
-    linux.mount("tmpfs", ROOT, "tmpfs", linux.NOSUID | linux.NODEV, _SMALL)
-    os.chdir(ROOT)
+    stage, root = prepared.stage, f"{prepared.stage}/{ROOT}"
+    linux.mount("tmpfs", root, "tmpfs", linux.NOSUID | linux.NODEV, _SMALL)
+    os.chdir(root)
     for name in prepared.folders:
         os.mkdir(name)
-        _attach(linux.open_tree(f"{STAGE}/{name}", recursive=True), name)
+        _attach(linux.open_tree(f"{stage}/{name}", recursive=True), name)
     for name, target in prepared.links:
         os.symlink(target, name)
-    os.mkdir("run")
-    _write("run/passwd", _passwd(plan))
-    _write("run/group", f"root:x:0:\njob:x:{plan.gid}:job\nnogroup:x:65534:\n")
-    for name, size_bytes, mode in (
-        ("work", plan.disk_bytes, "0700"),
-        ("tmp", plan.tmp_bytes, "1777"),
-        ("dev/shm", plan.shm_bytes, "1777"),
-    ):
-        options = f"size={size_bytes},nr_inodes={plan.inodes},mode={mode},uid={plan.uid},gid={plan.gid}"
-        if name != "dev/shm":
-            os.mkdir(name)
-        linux.mount("tmpfs", name, "tmpfs", linux.NOSUID | linux.NODEV, options)
-    covered = [f"/{name}" for name in prepared.folders] + [f"/{name}" for name, _ in prepared.links]
-    for path in _unique(plan.python_paths + own_paths + plan.task_paths):
-        if not _below(path, covered):
-            tree = linux.open_tree(path, recursive=True)
-            linux.mount_setattr(tree, _READ_ONLY, recursive=True)
-            _place(tree, path)
-            covered.append(path)
+    for name in ("run", "work", "tmp"):
+        os.mkdir(name)
+    _describe_ids(plan)
+    _mount_writable(plan)
+    for place, tree in prepared.shown(plan.python_paths + own_paths + plan.task_paths):
+        _place(linux.open_tree(tree, recursive=True), place, _own_devices())
 
 
 def attach_grants(plan: Plan, fds: Sequence[int]) -> None:
@@ -123,10 +169,11 @@ def attach_grants(plan: Plan, fds: Sequence[int]) -> None:
     Raises:
         ViewError, OSError: a grant can't be attached exactly as asked.
     """
+    own = _own_devices()
     for grant, fd in sorted(zip(plan.mounts, fds, strict=True), key=lambda pair: pair[0].path.count("/")):
         _check_place(grant.path)
         tree = fd if plan.level == "A" else _reopened(grant, fd)
-        _place(tree, grant.path)
+        _place(tree, grant.path, own)
         _protect(grant)
 
 
@@ -136,6 +183,48 @@ def enter() -> None:
     linux.umount(".", linux.DETACH)
     os.chdir("/")
     linux.mount_setattr(-1, linux.RDONLY, path="/")
+
+
+def _describe_ids(plan: Plan) -> None:
+    """Write the attempt's own accounts below the root that the process stands in."""
+    _write("run/passwd", _passwd(plan))
+    _write("run/group", f"root:x:0:\njob:x:{plan.gid}:job\nnogroup:x:65534:\n")
+
+
+def _mount_writable(plan: Plan) -> None:
+    """Mount the attempt's own writable places below the root that the process stands in."""
+    rest = f",nr_inodes={plan.inodes},uid={plan.uid},gid={plan.gid},mode="
+    flags = linux.NOSUID | linux.NODEV
+    linux.mount("tmpfs", "work", "tmpfs", flags, f"size={plan.disk_bytes}{rest}0700")
+    linux.mount("tmpfs", "tmp", "tmpfs", flags, f"size={plan.tmp_bytes}{rest}1777")
+    linux.mount("tmpfs", "dev/shm", "tmpfs", flags, f"size={plan.shm_bytes}{rest}1777")
+
+
+def _stage_paths(paths: Sequence[str], covered: Sequence[str]) -> dict[str, tuple[tuple[str, str], ...]]:
+    """Stage each path and, where links lead elsewhere, the place they lead to; ``covered`` is in every view already."""
+    trees: dict[str, str] = {}
+    places: dict[str, tuple[tuple[str, str], ...]] = {}
+    for path in paths:
+        both = [place for place in dict.fromkeys((path, os.path.realpath(path))) if not _below(place, covered)]
+        if not all(os.path.exists(place) for place in both):
+            continue  # an attempt that needs it will say so
+        for place in both:
+            if place not in trees:
+                trees[place] = f"{TREES}/{len(trees)}"
+                _bind(place, f"{STAGE}/{trees[place]}")
+                if not place.startswith(_FRESH):
+                    _make_point(f"{STAGE}{place}", place)
+        places[path] = tuple((place, trees[place]) for place in both)
+    return places
+
+
+def _make_point(place: str, tree: int | str) -> None:
+    """Make a mount point for ``tree`` and the folders above it; nothing here was written by a job."""
+    if os.path.isdir(tree):
+        os.makedirs(place, 0o755, exist_ok=True)
+        return
+    os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
+    _make_file(place)
 
 
 def _stage_etc(folder: str) -> None:
@@ -172,14 +261,18 @@ def _bind(source: str, target: str) -> None:
     _attach(tree, target, _READ_ONLY)
 
 
-def _place(tree: int, path: str) -> None:
+def _own_devices() -> set[int]:
+    """The devices of the attempt's own tmpfs mounts. Ask before a grant is attached: it may cover one of them."""
+    return {os.stat(name).st_dev for name in (".", "work", "tmp")}
+
+
+def _place(tree: int, path: str, own: set[int]) -> None:
     """Attach a detached mount at an absolute path of the root being built, and close it.
 
     Walks component by component without following links: parts of the way may lie in granted trees, which jobs write.
     Missing parts are made only in the attempt's own tmpfs mounts, never on the host.
     """
     is_folder = stat.S_ISDIR(os.fstat(tree).st_mode)
-    own = {os.stat(name).st_dev for name in (".", "work", "tmp")}
     at = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         *parents, last = path.strip("/").split("/")
@@ -266,12 +359,6 @@ def _passwd(plan: Plan) -> str:
         f"job:x:{plan.uid}:{plan.gid}:job:/work:/bin/sh\n"
         "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
     )
-
-
-def _unique(paths: Sequence[str]) -> Iterator[str]:
-    """Yield every path once and, where links lead elsewhere, the place they lead to; outer paths first."""
-    both = {place for path in paths for place in (path, os.path.realpath(path))}
-    return iter(sorted(both, key=lambda path: (path.count("/"), path)))
 
 
 def _below(path: str, tops: Sequence[str]) -> bool:

@@ -10,33 +10,38 @@ Source: DESIGN §5; the order of steps is part of the design.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
-import signal
 import socket
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from node_agent.containment import landlock, linux, seccomp, view
-from node_agent.containment.plan import Mount, Plan
+from node_agent.containment import plan as plans
+from node_agent.containment.plan import Plan
 from node_agent.containment.seccomp import Filter
-from runner.guest import bootstrap, call
-from runner.wire import codec, frames, record
+from runner.guest import bootstrap
+from runner.wire import codec, frames
 from runner.wire.frames import FD_KERNEL, FD_RESULT, Op
 
-__all__ = ["Progress", "run", "warm_up"]
+__all__ = ["OWN_PATHS", "Kit", "Progress", "make_kit", "run"]
 
 EXIT_SETUP: Final = 70
 #: Most descriptors that one message carries (SCM_MAX_FD).
 _MAX_FDS: Final = 253
-#: Descriptors are parked here before they take their fixed numbers.
-_PARKING: Final = 512
+_FDS_SPACE: Final = socket.CMSG_SPACE(4 * _MAX_FDS)
 #: The package that a task's module imports; in an editable install it lies outside of the environment.
-_RUNNER: Final = os.path.dirname(os.path.dirname(os.path.abspath(frames.__file__)))
-_NO_CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+OWN_PATHS: Final = (os.path.dirname(os.path.dirname(os.path.abspath(frames.__file__))),)
+_READY: Final = frames.pack(Op.READY)
+_PLAN: Final = int(Op.PLAN)
+#: How /proc/self/status shows a process without any capability, with no_new_privs and a seccomp filter.
+_NOTHING_LEFT: Final = (
+    "".join(f"\n{name}:\t{0:016x}" for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
+    + "\nNoNewPrivs:\t1\nSeccomp:\t2\n"
+).encode()
 
 
 class CheckError(Exception):
@@ -50,52 +55,61 @@ class Progress:
     step: str = "plan"
 
 
-def warm_up() -> None:
-    """Have everything loaded and cached in the zygote that workers need: a plan read once is read fast."""
-    record.loads(Plan, record.dumps(Plan("job.1", "command", "A", 1, 1, mounts=(Mount("/x", "read", "dir"),))))
-    call.preload()
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What every worker finds made: both filters, and a socket object for whatever is open as FD_KERNEL."""
+
+    filters: dict[bool, Filter]
+    channel: socket.socket
 
 
-def run(channel_fd: int, prepared: view.Prepared, filters: dict[bool, Filter]) -> NoReturn:
+def make_kit() -> Kit:
+    """Load and make, in the zygote, what all workers need: what is made before the fork is not made again by each."""
+    bootstrap.preload()
+    sample = plans.dumps(Plan("job.1", "task", "A", 1, 1))
+    for _ in range(bootstrap.REHEARSALS):
+        plans.loads(sample)
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    os.dup2(near.fileno(), FD_KERNEL, inheritable=False)
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=FD_KERNEL)
+    for fd in (near.detach(), far.detach(), FD_KERNEL):
+        os.close(fd)
+    return Kit({allow: seccomp.build(allow_unix=allow) for allow in (True, False)}, channel)
+
+
+def run(channel_fd: int, prepared: view.Prepared, kit: Kit) -> NoReturn:
     """Restrict this process as the plan says, then become the job."""
     progress = Progress()
-    channel = _Channel(channel_fd)
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        plan = _restrict(channel, prepared, filters, progress)
-        channel.socket.send(frames.pack(Op.READY))
+        os.dup2(channel_fd, FD_KERNEL)
+        linux.unblock_signals()
+        plan = _restrict(kit, prepared, progress)
+        os.write(FD_KERNEL, _READY)
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the mould's loop
-        _fail(channel.socket, progress.step, error)
+        _fail(progress.step, error)
     try:
-        bootstrap.main(channel.socket, plan.kind, plan.task_paths, plan.result_bytes)
+        bootstrap.main(plan.kind, plan.task_paths, plan.result_bytes)
     finally:
         os._exit(EXIT_SETUP)
 
 
-class _Channel:
-    """The attempt's channel, whatever number it has at the moment."""
-
-    def __init__(self, fd: int) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
-
-    def moved(self, fd: int) -> None:
-        """It is open as ``fd`` now; the old number is closed by who moved it."""
-        self.socket.detach()
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
-
-
-def _restrict(channel: _Channel, prepared: view.Prepared, filters: dict[bool, Filter], progress: Progress) -> Plan:
-    plan, fds = _receive(channel.socket)
-    stdio = 3 if plan.kind == "task" else 2
+def _restrict(kit: Kit, prepared: view.Prepared, progress: Progress) -> Plan:
+    # It may wait here for its plan, if it was forked ahead.
     linux.unshare(linux.NEWNS | linux.NEWIPC | linux.NEWCGROUP)
+    plan, fds = _receive(kit.channel)
+    stdio = 3 if plan.kind == "task" else 2
+    own_paths = OWN_PATHS if plan.kind == "task" else ()
     progress.step = "view"
-    view.build(plan, prepared, (_RUNNER,) if plan.kind == "task" else ())
-    progress.step = "grant"
-    view.attach_grants(plan, fds[stdio:])
-    progress.step = "root"
-    view.enter()
+    if prepared.rooted and not plan.mounts:
+        view.furnish(plan, prepared, own_paths)
+    else:
+        view.build(plan, prepared, own_paths)
+        progress.step = "grant"
+        view.attach_grants(plan, fds[stdio:])
+        progress.step = "root"
+        view.enter()
     progress.step = "descriptors"
-    _arrange(channel, fds[:stdio])
+    _arrange(fds[:stdio])
     steps: tuple[tuple[str, Callable[[], object]], ...] = (
         ("session", _own_session),
         ("limits", lambda: _limit(plan)),
@@ -104,7 +118,7 @@ def _restrict(channel: _Channel, prepared: view.Prepared, filters: dict[bool, Fi
         ("cwd", lambda: os.chdir(plan.cwd)),
         ("no_new_privs", linux.no_new_privs),
         ("landlock", lambda: landlock.restrict(_rules(plan))),
-        ("seccomp", lambda: seccomp.install(filters[plan.allow_unix])),
+        ("seccomp", lambda: seccomp.install(kit.filters[plan.allow_unix])),
         # Its own /proc entries become readable to the job; nothing but this process is there yet.
         ("dumpable", lambda: linux.set_dumpable(True)),
         ("check", lambda: _check(plan)),
@@ -115,43 +129,34 @@ def _restrict(channel: _Channel, prepared: view.Prepared, filters: dict[bool, Fi
 
 
 def _receive(channel: socket.socket) -> tuple[Plan, list[int]]:
-    data, fds, flags, _ = socket.recv_fds(channel, frames.MAX_RECORD_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = channel.recvmsg(frames.MAX_RECORD_BYTES, _FDS_SPACE, socket.MSG_CMSG_CLOEXEC)
     if not data:
         os._exit(EXIT_SETUP)  # the agent is gone
+    fds = [fd for _, _, packed in ancillary for fd in struct.unpack(f"{len(packed) // 4}i", packed)]
     if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
         raise CheckError("the plan arrived cut short")
-    op, body = frames.unpack(data)
-    if op is not Op.PLAN:
+    if data[0] != _PLAN:
         raise CheckError("the first record is no plan")
-    plan = record.loads(Plan, body)
-    if plan.uid <= 0 or plan.gid <= 0:
-        raise CheckError("a job never runs as root")
-    return plan, fds
+    return plans.loads(data[1:]), fds
 
 
-def _arrange(channel: _Channel, stdio: list[int]) -> None:
+def _arrange(stdio: list[int]) -> None:
     """Give every descriptor its fixed number and close all others."""
-    parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _PARKING) for fd in (channel.socket.fileno(), *stdio)]
-    null = fcntl.fcntl(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), fcntl.F_DUPFD_CLOEXEC, _PARKING)
-    places = {0: null, FD_KERNEL: parked[0], 1: parked[1], 2: parked[2]}
+    if max(stdio) >= FD_KERNEL or min(stdio) <= 2:
+        raise CheckError("a descriptor arrived where a fixed one belongs")
+    os.dup2(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
+    os.dup2(stdio[0], 1)
+    os.dup2(stdio[1], 2)
     if len(stdio) > 2:
-        places[FD_RESULT] = parked[3]
-    for number, fd in places.items():
-        os.dup2(fd, number, inheritable=True)
-    channel.moved(FD_KERNEL)
-    start = 3
-    for number in sorted(places):
-        if number > start:
-            linux.close_range(start, number - 1)
-        start = max(start, number + 1)
-    linux.close_range(start)
+        os.dup2(stdio[2], FD_RESULT)
+    linux.close_range(3, FD_KERNEL - 1)
+    linux.close_range(FD_KERNEL + 1, FD_RESULT - 1)
+    linux.close_range(FD_RESULT + (len(stdio) > 2))
 
 
 def _own_session() -> None:
     os.setsid()
     os.umask(0o022)
-    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _limit(plan: Plan) -> None:
@@ -193,27 +198,25 @@ def _give_up_capabilities() -> None:
 
 
 def _rules(plan: Plan) -> list[tuple[str, int]]:
-    writable = ["/work", "/tmp", "/dev/shm"]  # noqa: S108 - the job's own tmpfs mounts
-    writable += [grant.path for grant in plan.mounts if grant.mode == "write"]
+    granted = [grant.path for grant in plan.mounts if grant.mode == "write"]
     return [
         ("/", landlock.READ),
         ("/dev", landlock.READ | landlock.USE),
         ("/proc", landlock.READ | landlock.USE),
-        *((path, landlock.WRITE) for path in writable),
+        # The job's own tmpfs mounts, and the write grants.
+        *((path, landlock.WRITE) for path in ("/work", "/tmp", "/dev/shm", *granted)),  # noqa: S108
     ]
 
 
 def _check(plan: Plan) -> None:
     """Assert that nothing is left to give up and nothing leads outside. Raises CheckError."""
     status = _status()
-    held = [name for name in _NO_CAPABILITIES if int(status[name], 16)]
-    if held:
-        raise CheckError(f"capabilities are left in {', '.join(held)}")
-    if status["NoNewPrivs"] != "1" or status["Seccomp"] != "2":
-        raise CheckError("no_new_privs or seccomp is not on")
-    if set(status["Uid"].split()) != {str(plan.uid)} or set(status["Gid"].split()) != {str(plan.gid)}:
+    if _NOTHING_LEFT not in status:
+        raise CheckError("capabilities are left, or no_new_privs or seccomp is not on")
+    ids = "\nUid:" + f"\t{plan.uid}" * 4 + "\nGid:" + f"\t{plan.gid}" * 4 + "\n"
+    if ids.encode() not in status:
         raise CheckError("a foreign uid or gid is left")
-    if plan.level == "A" and status["Groups"].split():
+    if plan.level == "A" and os.getgroups():
         raise CheckError("supplementary groups are left")
     wanted = {0, 1, 2, FD_KERNEL} | ({FD_RESULT} if plan.kind == "task" else set())
     found = {int(name) for name in os.listdir("/proc/self/fd")}
@@ -221,19 +224,7 @@ def _check(plan: Plan) -> None:
     extra = {fd for fd in found - wanted if _is_open(fd)}
     if extra or wanted - found:
         raise CheckError(f"descriptors are not as planned: {sorted(extra | (wanted - found))}")
-    _check_inside()
-
-
-def _check_inside() -> None:
-    """Walk up from the working folder: it must end at the view's root (attack 46)."""
-    root = os.stat("/")
-    at = "."
-    while True:
-        here, above = os.stat(at), os.stat(f"{at}/..")
-        if os.path.samestat(here, above):
-            break
-        at += "/.."
-    if not os.path.samestat(here, root):
+    if not os.getcwd().startswith("/"):
         raise CheckError("the working folder lies outside the view")
 
 
@@ -245,18 +236,17 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _status() -> dict[str, str]:
+def _status() -> bytes:
     fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        text = os.read(fd, 1 << 16).decode("ascii", "replace")
+        return os.read(fd, 1 << 14)
     finally:
         os.close(fd)
-    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
 
-def _fail(channel: socket.socket, step: str, error: BaseException) -> NoReturn:
+def _fail(step: str, error: BaseException) -> NoReturn:
     errno = error.errno or 0 if isinstance(error, OSError) else 0
     body = codec.dump({"step": step, "errno": errno, "detail": ascii(str(error) or type(error).__name__)[1:301]})
     with suppress(OSError):
-        channel.send(frames.pack(Op.FAILED, body))
+        os.write(FD_KERNEL, frames.pack(Op.FAILED, body))
     os._exit(EXIT_SETUP)

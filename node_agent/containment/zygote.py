@@ -5,7 +5,7 @@ nothing but its socket. Loads the guest's code once, forks a mould on request, h
 see a plan, argument, environment value or secret (attacks 5, 6). Ends when its socket closes or its agent dies, and
 then every mould ends too (parent-death signal; before its first attempt at level B, lifeline).
 
-    agent → zygote   {"id", "op": "mould", "join": [paths]} + lifeline, control[, job group] ·
+    agent → zygote   {"id", "op": "mould", "join": [groups], "paths": [node's own]} + lifeline, control[, job group] ·
                      {"id", "op": "userns", "owner": [uid, gid], "job": [uid, gid]}
     zygote → agent   {"op": "up"} · {"id", "pid"} + pidfd · {"id"} + descriptor · {"id", "error", "errno"}
 """
@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Literal, NoReturn, cast
 
-from node_agent.containment import idmap, linux, mould, seccomp, worker
-from node_agent.containment.seccomp import Filter
+from node_agent.containment import idmap, linux, mould, worker
 from runner.wire import codec
 from runner.wire.codec import Json
 
@@ -55,7 +54,6 @@ def main(argv: Sequence[str]) -> NoReturn:
     for name in _PRELOADED:
         importlib.import_module(name)
     zygote = _Zygote(agent, level)
-    worker.warm_up()
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -67,7 +65,7 @@ class _Zygote:
     def __init__(self, agent: socket.socket, level: Literal["A", "B"]) -> None:
         self._agent = agent
         self._level = level
-        self._filters: dict[bool, Filter] = {allow: seccomp.build(allow_unix=allow) for allow in (True, False)}
+        self._kit = worker.make_kit()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         self._signals = linux.signal_descriptor(signal.SIGCHLD)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -94,7 +92,8 @@ class _Zygote:
         out = -1
         try:
             if request["op"] == "mould":
-                pid = self._mould(cast("list[str]", request["join"]), fds)
+                paths = cast("list[str]", request["paths"])
+                pid = self._mould(cast("list[str]", request["join"]), paths, fds)
                 reply["pid"] = pid
                 out = os.pidfd_open(pid)
             elif request["op"] == "userns":
@@ -115,14 +114,15 @@ class _Zygote:
         socket.send_fds(self._agent, [codec.dump(reply)], [fd])
         os.close(fd)
 
-    def _mould(self, join: list[str], fds: list[int]) -> int:
+    def _mould(self, join: list[str], paths: list[str], fds: list[int]) -> int:
         seat = mould.Seat(
             level=self._level,
             join_paths=tuple(join),
             lifeline_fd=fds[0],
             control_fd=fds[1],
             job_fd=fds[2] if len(fds) > 2 else None,
-            filters=self._filters,
+            paths=tuple(paths),
+            kit=self._kit,
         )
         return self._spawn_in_pid_namespace(seat) if self._level == "A" else self._spawn_through_middle(seat)
 

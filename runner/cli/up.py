@@ -79,7 +79,7 @@ def up(
     keyring.init(place)
     with only_one(place) as lock:
         policy = place.path / "up-policy.toml"
-        replace_file(policy, ceiling.policy_text(paths, modules).encode("utf-8"), 0o644)
+        replace_file(policy, ceiling.policy_text(paths, modules).encode("utf-8"), 0o600)
         names = tuple(f"node-{number}" for number in range(1, nodes + 1))
         fleet = _Fleet(place, site.redis, names, slots, policy, modules)
         children = Children(say)

@@ -40,8 +40,7 @@ def dump(value: object) -> bytes:
         CodecError: the value is not plain JSON, is nested deeper than MAX_DEPTH or holds a lone surrogate.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
-        data = text.encode("utf-8")
+        data = _ENCODER.encode(value).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
         raise CodecError(f"not plain JSON ({type(error).__name__})") from None
     _check_depth(data)
@@ -60,13 +59,7 @@ def load(data: bytes, *, limit_bytes: int = MAX_BYTES) -> Json:
     _check_depth(data)
     try:
         text = data.decode("utf-8")
-        value = json.loads(
-            text,
-            object_pairs_hook=_unique_pairs,
-            parse_constant=_no_constant,
-            parse_int=_bounded_int,
-            parse_float=_finite_float,
-        )
+        value = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except CodecError:
@@ -116,3 +109,13 @@ def _finite_float(text: str) -> float:
     if number in (float("inf"), float("-inf")):
         raise CodecError("a number is too large for a double")
     return number
+
+
+# Made once: making them costs more than a small document does.
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_unique_pairs,
+    parse_constant=_no_constant,
+    parse_int=_bounded_int,
+    parse_float=_finite_float,
+)

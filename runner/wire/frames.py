@@ -4,7 +4,7 @@ Called by the agent's containment and the guest. A record is one SEQPACKET messa
 let a record of the job be taken for one of ours: after ``release`` the agent reads only known ops, anything else ends
 the session.
 
-    agent → worker   PLAN (JSON + descriptors) · PAYLOAD (chunk, more follow) · RELEASE (last chunk: run)
+    agent → worker   PLAN (values + descriptors) · PAYLOAD (chunk, more follow) · RELEASE (last chunk: run)
     worker → agent   READY (restricted, nothing run yet) · FAILED (JSON {step, errno}) · RUNNING (payload complete)
 """
 

@@ -21,6 +21,7 @@ from tests.agent.build import job
         (Verdict("exit", 1, limit="pids"), "failed", "pids_limit", 1),
         (Verdict("exit", 0, limit="pids"), "finished", None, 0),
         (Verdict("worker_died"), "failed", "worker_died", None),
+        (Verdict("worker_died", limit="memory"), "failed", "memory_limit", None),
         (Verdict("killed"), "failed", "worker_died", None),
         (Verdict("setup_error", step="view"), "refused", "unenforceable", None),
     ],

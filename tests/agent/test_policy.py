@@ -46,6 +46,14 @@ def test_deny_beats_allow_also_for_a_parent_of_a_denied_path() -> None:
     assert decide(policy, job(grants=Grants(paths=(PathGrant("/srv/open", "write"),))), "k").allowed
 
 
+def test_a_denied_read_denies_the_write() -> None:
+    """Who may write may read: a tree that is closed to readers is closed to writers, too."""
+    policy = parse(HEAD + '[[allow]]\ncommands = ["*"]\nwrite = ["/srv"]\n[[deny]]\nread = ["/srv/secret/"]\n')
+    for path in ("/srv/secret", "/srv/secret/a", "/srv"):
+        assert not decide(policy, job(grants=Grants(paths=(PathGrant(path, "write"),))), "k").allowed
+    assert decide(policy, job(grants=Grants(paths=(PathGrant("/srv/open", "write"),))), "k").allowed
+
+
 def test_a_path_prefix_is_no_parent() -> None:
     """/srvx is not below /srv."""
     policy = parse(HEAD + '[[allow]]\ncommands = ["*"]\nread = ["/srv"]\n')
@@ -79,6 +87,10 @@ def test_every_kind_of_grant_needs_a_rule(grants: Grants, word: str) -> None:
         "version = 1\n[[allow]]\nfoo = 1",
         "version = 1\n[[allow]]\ncommands = 'sh'",
         "version = 1\n[[allow]]\nread = ['relative']",
+        "version = 1\n[[deny]]\nread = ['/srv/../secret']",
+        "version = 1\n[[deny]]\nwrite = ['/srv/./secret']",
+        "version = 1\n[[deny]]\nread = ['//srv']",
+        "version = 1\n[[deny]]\nread = ['/srv//secret']",
         "version = 1\n[[allow]]\nmax_memory = '1Q'",
         "version = 1\n[[allow]]\ntrusted = 1",
         "version = 1\n[[allow]]\nmax_pids = -1",

@@ -147,6 +147,8 @@ def test_trust_and_revoke(home: Home) -> None:
         (STRANGER.public, ["enqueue"], ["Bad Tenant"], ["*"]),
         (STRANGER.public, ["enqueue"], ["a"], ['q"]\n[[key]]']),
     ],
+    # The key is new in every process, and parallel workers compare names.
+    ids=["no key", "no right", "no tenant", "no queue"],
 )
 def test_bad_rights_are_refused(home: Home, public: str, may: list[str], tenants: list[str], queues: list[str]) -> None:
     """Nothing is written that could not be read back, or that breaks out of its line."""

@@ -170,7 +170,7 @@ def in_rig(node: str, scenario: Callable[[Rig], Awaitable[T]]) -> T:
         try:
             await zygote.start()
             group = None if groups is None else groups.slot(0)
-            slot = Slot(0, zygote, group)
+            slot = Slot(0, zygote, group, paths=(sys.base_prefix, sys.prefix, TASKS))
             try:
                 return await asyncio.wait_for(_awaited(scenario(Rig(zygote, slot, group))), 50)
             finally:

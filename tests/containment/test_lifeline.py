@@ -188,6 +188,6 @@ for pid in ("self", "1"):
 print(tried)
 """
         seen = await rig.run(python(code))
-        assert seen.out == b"[('self', '100', 6), ('1', 13)]\n", seen
+        assert seen.out in {b"[('self', '100', 6), ('1', %d)]\n" % number for number in (1, 2, 13)}, seen
 
     in_rig(node_name, scenario)

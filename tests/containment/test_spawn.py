@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from node_agent.containment.errors import ResultTooLarge, SetupError, SpawnError
 from node_agent.containment.plan import Plan
 from node_agent.containment.slots import Slot
 from tests.containment.rig import LEVEL, PROFILE, Rig, in_rig, python
+from tests.support.wait import await_until
 
 
 def test_a_command_ends_with_its_code(node_name: str) -> None:
@@ -191,3 +193,26 @@ def test_root_needs_no_job_uid_zero() -> None:
     """A plan names its uid; the suite itself runs at the level that its own uid allows."""
     assert Plan("j.1", "command", LEVEL, 5, 5).uid == 5
     assert (os.geteuid() == 0) == (LEVEL == "A")
+
+
+def test_a_worker_waits_only_while_no_job_runs(node_name: str) -> None:
+    """The next worker is forked after the proof, serves the next attempt, and its own death costs nobody anything."""
+
+    async def scenario(rig: Rig) -> None:
+        def workers() -> list[int]:
+            mould = rig.slot.mould_pid
+            return [int(pid) for pid in Path(f"/proc/{mould}/task/{mould}/children").read_text().split()]
+
+        await rig.run(["true"])
+        await await_until(lambda: len(workers()) == 1, "a worker to wait")
+        mould, waiting = rig.slot.mould_pid, workers()
+        attempt = await rig.start(["sleep", "60"])
+        assert (rig.slot.mould_pid, workers()) == (mould, waiting), "the worker that waited serves, and no other waits"
+        attempt.kill()
+        assert (await rig.finish(attempt)).verdict.kind == "killed"
+        await rig.run(["true"])
+        await await_until(lambda: len(workers()) == 1, "a worker to wait again")
+        os.kill(workers()[0], signal.SIGKILL)
+        assert (await rig.run(["echo", "fine"])).out == b"fine\n"
+
+    in_rig(node_name, scenario)

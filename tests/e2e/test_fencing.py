@@ -57,9 +57,15 @@ def forge_end(rig: Rig, job: Job[None], signer: Signer, node: str, value: bytes 
         job.id, 1, "finished", node, "b00t01234567", stamp, stamp, result_sha256=hashlib.sha256(value).hexdigest()
     )
     body = record.dumps(outcome)
-    fields = {"rf_state": "finished", "status": "finished", "rf_outcome": body}
-    rig.redis.hset(rig.keys.job(job.id), mapping={**fields, "rf_outcome_sig": signer.sign(Domain.OUTCOME, body)})
+    write(rig, rig.keys.job(job.id), rf_state="finished", status="finished", rf_outcome=body)
+    write(rig, rig.keys.job(job.id), rf_outcome_sig=signer.sign(Domain.OUTCOME, body))
     rig.redis.xadd(rig.keys.results(job.id), {"type": "1", "return_value": base64.b64encode(value)})
+
+
+def write(rig: Rig, key: str, **fields: str | bytes) -> None:
+    """Set fields of a hash."""
+    for name, value in fields.items():
+        rig.redis.hset(key, name, value)
 
 
 def park(rig: Rig, job: Job[None]) -> None:
@@ -83,13 +89,13 @@ def test_attack_20_forged_results_are_never_returned(rig: Rig) -> None:
     copied = rig.command("true")
     park(rig, copied)
     fields = cast("dict[bytes, bytes]", rig.redis.hgetall(rig.keys.job(done.id)))
-    taken = {name: fields[name] for name in (b"rf_state", b"status", b"rf_outcome", b"rf_outcome_sig")}
-    rig.redis.hset(rig.keys.job(copied.id), mapping=taken)
+    for name in (b"rf_state", b"status", b"rf_outcome", b"rf_outcome_sig"):
+        write(rig, rig.keys.job(copied.id), **{name.decode(): fields[name]})
     with pytest.raises(UnverifiedResultError):
         copied.result(timeout=5)
     bare = rig.command("true")
     park(rig, bare)
-    rig.redis.hset(rig.keys.job(bare.id), mapping={"rf_state": "finished", "status": "finished"})
+    write(rig, rig.keys.job(bare.id), rf_state="finished", status="finished")
     with pytest.raises(UnverifiedResultError):
         bare.result(timeout=5)
 
@@ -214,11 +220,11 @@ def test_attack_22_no_hash_field_makes_a_job_immune(rig: Rig, selector: str) -> 
     jobs = []
     for number, lie in enumerate(fields * 2):
         job, marker = rig.pulse(f"immune-{number}", tags={"crew": "x"})
-        rig.redis.hset(rig.keys.job(job.id), mapping=lie)
+        write(rig, rig.keys.job(job.id), **lie)
         jobs.append((job, marker))
     wait_until(lambda: sum(marker.stat().st_size > 0 for _, marker in jobs) == rig.slots, "both slots to be busy")
     for job, _ in jobs:
-        rig.redis.hset(rig.keys.job(job.id), mapping={"rf_sel": "", "rf_seq": HUGE_SEQ})
+        write(rig, rig.keys.job(job.id), rf_sel="", rf_seq=HUGE_SEQ)
     if selector == "all":
         rig.app.kill(all=True)
     else:
@@ -232,9 +238,8 @@ def test_attack_22_no_hash_field_makes_a_job_immune(rig: Rig, selector: str) -> 
 
 def test_attack_23_a_forged_cutoff_bricks_nothing(rig: Rig) -> None:
     """A cutoff above the counter, and one in another tenant's table, hit no job."""
-    rig.redis.hset(rig.keys.cutoffs(), mapping={"all": f"{HUGE_SEQ} sig command", "#": "7"})
-    foreign = {"all": "1 sig command", "tenant:main": "1 sig command", "#": "7"}
-    rig.redis.hset(rig.keys.cutoffs("other"), mapping=foreign)
+    write(rig, rig.keys.cutoffs(), **{"all": f"{HUGE_SEQ} sig command", "#": "7"})
+    write(rig, rig.keys.cutoffs("other"), **{"all": "1 sig command", "tenant:main": "1 sig command", "#": "7"})
     job = rig.command("true")
     assert job.outcome(20).state == "finished"
     rig.redis.delete(rig.keys.cutoffs(), rig.keys.cutoffs("other"))
@@ -262,7 +267,7 @@ def test_attack_24_a_replay_is_refused_on_its_node(rig: Rig, when: str) -> None:
         rig.redis.sadd(rig.keys.lanes(), "agents")
         rig.redis.set(rig.keys.seq(), "100")
     rig.redis.delete(rig.keys.job(job.id), rig.keys.results(job.id))
-    rig.redis.hset(rig.keys.job(job.id), mapping={name.decode(): value for name, value in kept.items()})
+    write(rig, rig.keys.job(job.id), **{name.decode(): value for name, value in kept.items()})
     rig.redis.rpush(rig.keys.queue("agents"), job.id)
     with pytest.raises(JobRefused) as refused:
         job.result(timeout=20)
@@ -283,7 +288,7 @@ def test_attack_25_a_bomb_costs_little_and_the_lease_lives(rig: Rig) -> None:
     for _ in range(5):
         job = rig.command("true", node="nobody")
         park(rig, job)
-        rig.redis.hset(rig.keys.job(job.id), mapping={"data": bomb, "origin": "agents"})
+        write(rig, rig.keys.job(job.id), data=bomb, origin="agents")
         rig.redis.lpush(rig.keys.queue("agents"), job.id)
         rig.wait_state(job, "refused", "finished")
         assert rig.redis.hget(rig.keys.job(job.id), "rf_reason") == b"bad_hash"

@@ -15,7 +15,7 @@ import pytest
 from runner.job import Job
 from runner.wire.receipt import Receipt
 from tests.support.rig import Rig, ends_of, rigged
-from tests.support.wait import wait_until
+from tests.support.wait import pause, wait_until
 
 SEED = random.SystemRandom().randrange(2**32)
 ROUNDS = 300
@@ -57,7 +57,7 @@ def test_k02_three_hundred_kills_at_random_moments(rig: Rig) -> None:
         job, marker = rig.pulse(f"race-{index}")
         with guard:
             jobs.append(job)
-        time.sleep(pauses[index])
+        pause(pauses[index])
         receipt = job.kill()
         return receipt, marker, marker.stat().st_size
 
@@ -104,7 +104,7 @@ def test_k02_selectors_hit_waiting_claimed_and_running_jobs(rig: Rig, by: str) -
     for round_number in range(10):
         tag = f"storm={by}-{round_number}"
         jobs = [rig.pulse(f"{by}-{round_number}-{i}", tags={"storm": f"{by}-{round_number}"})[0] for i in range(12)]
-        time.sleep(chance.uniform(0, LONGEST_MS) / 1000)
+        pause(chance.uniform(0, LONGEST_MS) / 1000)
         receipts = rig.app.kill(tag=tag) if by == "tag" else rig.app.kill(all=True)
         assert [receipt for receipt in receipts if not confirmed(receipt)] == []
         assert sorted(receipt.job for receipt in receipts) == sorted(job.id for job in jobs)

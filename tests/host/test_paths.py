@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -189,6 +190,7 @@ def test_protected_names_are_found_without_following(real: Path) -> None:
 BINDS = """
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from node_agent.containment import linux
 from node_agent.containment.errors import GrantRefused
 from node_agent.containment.paths import Protected, open_grant
@@ -241,3 +243,16 @@ def test_ordinary_user_opens_what_they_may(real: Path) -> None:
         "granted",
         "unenforceable",
     ]
+
+
+def test_attack_01_unit_files_of_the_agents_user_are_kept(monkeypatch: pytest.MonkeyPatch, real: Path) -> None:
+    """A job can write no unit that systemd would start as the agent's user, nor a folder around it."""
+    account = SimpleNamespace(pw_dir=str(real))
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: account)
+    units = real / ".config" / "systemd" / "user"
+    units.mkdir(parents=True)
+    protected = Protected.collect()
+    for path in (units, units.parent, real / ".config", real):
+        with pytest.raises(GrantRefused, match="no job may write"):
+            open_grant(str(path), "write", protected=protected)
+    open_grant(str(units), "read", protected=protected).close()

@@ -1,12 +1,15 @@
-"""A job can't leave a set-user-ID or set-group-ID file on the host."""
+"""What a write grant lets a job leave on the host, and what the node itself never makes there."""
 
 from __future__ import annotations
 
 import stat
 from pathlib import Path
 
+import pytest
+
+from node_agent.containment.errors import SetupError
 from node_agent.containment.plan import Mount
-from tests.containment.rig import Rig, granted, in_rig, python
+from tests.containment.rig import LEVEL, Rig, granted, in_rig, python
 
 SET_ID = r"""
 import ctypes, errno, os, platform, sys
@@ -65,3 +68,20 @@ def test_attack_09_no_set_id_file_through_a_write_grant(node_name: str, home: Pa
     modes = {path: path.lstat().st_mode for path in project.rglob("*")}
     assert len(modes) > 3
     assert [path for path, mode in modes.items() if mode & (stat.S_ISUID | stat.S_ISGID)] == []
+
+
+@pytest.mark.skipif(LEVEL == "B", reason="at level B a grant is reopened by its path, so it can't stand elsewhere")
+def test_nothing_is_made_on_the_host_for_a_nested_grant(node_name: str, home: Path) -> None:
+    """A grant that covers one of the job's own places is the host's: missing folders for another grant are not made."""
+    outer, inner = home / "outer", home / "inner"
+    outer.mkdir()
+    inner.mkdir()
+
+    async def scenario(rig: Rig) -> None:
+        with granted(outer, "write") as first, granted(inner, "read") as second:
+            mounts = [(Mount("/work", "write", "dir"), first), (Mount("/work/a/b", "read", "dir"), second)]
+            with pytest.raises(SetupError, match="grant"):
+                await rig.run(["true"], mounts=mounts, allow_unix=False)
+
+    in_rig(node_name, scenario)
+    assert list(outer.iterdir()) == []

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, overload
 
-__all__ = ["await_until", "wait_until"]
+__all__ = ["await_until", "pause", "wait_until"]
 
 Found = TypeVar("Found")
 
@@ -29,6 +29,11 @@ def wait_until(predicate: Callable[[], Found], what: str, timeout_s: float = 10.
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
     return found
+
+
+def pause(duration_s: float) -> None:
+    """Let a moment pass, to hit another point of a race; never to wait for something."""
+    time.sleep(duration_s)
 
 
 @overload
