@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 BACKOFF_S: Final = (0.05, 2.0)
 #: A start mark waits so long for the turn of another mark or end, in seconds: short jobs then take one turn, not two.
 MARK_S: Final = 0.01
+#: How often new lanes are looked for while the known ones hold work, in seconds.
+LOOK_S: Final = 1.0
 
 
 class TurnStore(Protocol):
@@ -84,6 +86,8 @@ class Dispatcher:
         self._starts: list[Start] = []
         self._stirred = asyncio.Event()
         self._work = True
+        #: Set while the last turn found the lanes empty.
+        self.dry = asyncio.Event()
         self._claiming = True
         self._crew: Crew | None = None
 
@@ -99,6 +103,7 @@ class Dispatcher:
     def wake(self) -> None:
         """There may be work in a lane."""
         self._work = True
+        self.dry.clear()
         self._stirred.set()
 
     def stop_claiming(self) -> None:
@@ -183,8 +188,7 @@ class Dispatcher:
 
     def _apply(self, turn: Turn, reply: TurnReply) -> None:
         crew = self._need_crew()
-        if turn.free:
-            self._work = reply.more
+        self._note_work(turn, reply)
         self._free -= {claim.slot for claim in reply.claims}
         for finish, answer in zip(turn.finishes, reply.finishes, strict=True):
             crew.finished(finish, answer)
@@ -204,18 +208,30 @@ class Dispatcher:
         if self._work and self._free:
             self._stirred.set()
 
+    def _note_work(self, turn: Turn, reply: TurnReply) -> None:
+        if turn.free:
+            self._work = reply.more
+            if not reply.more:
+                self.dry.set()
+
     def _need_crew(self) -> Crew:
         if self._crew is None:
             raise LeaseLostError("no crew serves this dispatcher")
         return self._crew
 
 
-async def wake_loop(wait: Callable[[], Awaitable[bool]], dispatcher: Dispatcher) -> None:
-    """Wake the dispatcher whenever ``wait`` says that a lane got work, and about once a second in any case."""
+async def wake_loop(wait: Callable[[bool], Awaitable[None]], dispatcher: Dispatcher) -> None:
+    """Wake the dispatcher whenever ``wait`` returns: when a lane got work, and about once a second in any case.
+
+    ``wait(idle)`` looks for new lanes; it blocks until one gets work only if ``idle``. Raises StoreAwayError.
+    """
     delay_s = BACKOFF_S[0]
     while True:
+        # While the lanes are known to hold work, each turn looks anyway: no wake-up has to be fetched for it.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(dispatcher.dry.wait(), LOOK_S)
         try:
-            await wait()
+            await wait(dispatcher.dry.is_set())
         except StoreAwayError:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, BACKOFF_S[1])

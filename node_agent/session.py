@@ -267,13 +267,13 @@ class Session:
         await self._lost.wait()
         raise LeaseLostError("the store knows no lease of this agent start")
 
-    def _wait_for_work(self) -> Callable[[], Awaitable[bool]]:
+    def _wait_for_work(self) -> Callable[[bool], Awaitable[None]]:
         store = self._store.on(self._clients[4])
 
-        async def wait() -> bool:
-            woken = await store.wait(self._lanes.known)
+        async def wait(idle: bool) -> None:
+            if idle and await store.wait(self._lanes.known):
+                return
             self._lanes.refresh(await store.lanes())
-            return woken
 
         return wait
 

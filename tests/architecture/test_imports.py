@@ -28,7 +28,12 @@ QUEUE_PORT_FOLDER = "runner/web/"
 # What the node agent may use of the application side; the zygote also loads the guest's code.
 SHARED_WITH_NODES = (
     *("runner.wire", "runner.hardening", "runner.scripts", "runner.signing"),
-    *("runner.home", "runner.keyring", "runner.trust", "runner.errors"),  # the node's own home, key, card and trust.toml
+    *(
+        "runner.home",
+        "runner.keyring",
+        "runner.trust",
+        "runner.errors",
+    ),  # the node's own home, key and trust.toml
 )
 GUEST_LOADERS = ("node_agent.containment.",)
 

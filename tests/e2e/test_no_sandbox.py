@@ -1,4 +1,4 @@
-"""A host that can't isolate runs nothing: refused with reason and fix, never without the walls (A-I01, acceptance 6)."""
+"""A host that can't isolate runs nothing: refused with reason and fix, never without the walls (A-I01)."""
 
 from __future__ import annotations
 
