@@ -246,6 +246,7 @@ def test_attack_36_a_paused_job_does_not_outlive_its_agent(rig: Rig, way: str, p
     node.signal(signal.Signals[way])
     wait_until(lambda: not alive(marker), "the paused tree to be gone", 2 * HEARTBEAT_S)
     if way == "SIGKILL":
+        node.wait()
         rig.restart(node)
     else:
         node.signal(signal.SIGCONT)

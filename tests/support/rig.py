@@ -19,6 +19,7 @@ from typing import Unpack, cast
 
 import redis
 
+from node_agent.containment.cgroup import NodeGroups
 from runner import App, Grants, keyring
 from runner.cli import ceiling, launch
 from runner.cli.ceiling import Import
@@ -132,6 +133,13 @@ class Rig:
         self.wait_up(node)
         return node
 
+    def sweep(self, node: Node) -> None:
+        """Remove the groups of an agent that a test killed and never started again, as its next start would."""
+        groups = NodeGroups.open(node.name, home=self.home)
+        if groups is not None:
+            groups.sweep()
+            groups.close()
+
     @property
     def fault(self) -> Path:
         """The file that arms the next fault of a faulty agent."""
@@ -231,6 +239,7 @@ def rigged(
             finally:
                 for node in rig.nodes.values():
                     node.stop()
+                    rig.sweep(node)
                 client.close()
 
 
