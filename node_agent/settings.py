@@ -9,10 +9,18 @@ import socket
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 __all__ = ["AgentSettings"]
+
+
+def _words(value: object) -> object:
+    """Variables carry lists as text with commas."""
+    return tuple(word.strip() for word in value.split(",") if word.strip()) if isinstance(value, str) else value
+
+
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 
 
 class AgentSettings(BaseSettings):
@@ -24,12 +32,12 @@ class AgentSettings(BaseSettings):
     name: str = Field(default_factory=lambda: _host_name())
     redis: str | None = None
     slots: int = Field(default=4, ge=1, le=1024)
-    queues: Annotated[tuple[str, ...], NoDecode] = ("*",)
+    queues: Words = ("*",)
     labels: dict[str, str] = Field(default_factory=dict)
     heartbeat_s: float = Field(default=5.0, ge=1.0, le=60.0)
     policy: Path | None = None
-    tasks: Annotated[tuple[str, ...], NoDecode] = ()
-    task_path: Annotated[tuple[str, ...], NoDecode] = ()
+    tasks: Words = ()
+    task_path: Words = ()
     result_ttl_s: int = Field(default=7 * 86_400, ge=60)
 
     @property
