@@ -155,7 +155,7 @@ def prepare(fleet: Fleet) -> None:
         shutil.copy(HERE / name, fleet.program)
     author = ("-c", "user.name=demo", "-c", "user.email=demo@localhost")
     for words in (("init", "-q"), ("add", "."), (*author, "commit", "-q", "-m", "Start")):
-        subprocess.run(["git", *words], cwd=fleet.repository, env={**os.environ, **QUIET}, check=True)  # noqa: S607
+        subprocess.run(["git", *words], cwd=fleet.repository, env={**os.environ, **QUIET}, check=True)  # noqa: S607 - the git of this PATH
 
 
 @contextmanager

@@ -117,15 +117,6 @@ class Dispatcher:
             self._free.add(finish.claim.slot)
         self._stirred.set()
 
-    def keep_slot(self, slot: int) -> None:
-        """Take a slot out of service until ``return_slot``: its last job is not proved gone."""
-        self._free.discard(slot)
-
-    def return_slot(self, slot: int) -> None:
-        """Put a slot back into service."""
-        self._free.add(slot)
-        self._stirred.set()
-
     def mark(self, start: Start, *, urgent: bool = False) -> None:
         """Hand in a start mark; it waits a moment for company unless it is ``urgent`` (somebody waits for it)."""
         self._starts.append(start)

@@ -204,7 +204,7 @@ def _rules(plan: Plan) -> list[tuple[str, int]]:
         ("/dev", landlock.READ | landlock.USE),
         ("/proc", landlock.READ | landlock.USE),
         # The job's own tmpfs mounts, and the write grants.
-        *((path, landlock.WRITE) for path in ("/work", "/tmp", "/dev/shm", *granted)),  # noqa: S108
+        *((path, landlock.WRITE) for path in ("/work", "/tmp", "/dev/shm", *granted)),  # noqa: S108 - the own tmpfs
     ]
 
 

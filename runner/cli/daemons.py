@@ -39,4 +39,4 @@ def store(context: typer.Context, home: HomeOption = None, redis: RedisOption = 
         os.set_inheritable(lock, True)
         uid = launch.NO_UID if embedded.uid is None else str(embedded.uid)
         words = [str(os.getppid()), str(int(signal.SIGTERM)), uid, str(embedded.program), str(embedded.config)]
-        os.execve(sys.executable, [sys.executable, "-I", "-S", _LAUNCHER, *words], environment())  # noqa: S606
+        os.execve(sys.executable, [sys.executable, "-I", "-S", _LAUNCHER, *words], environment())  # noqa: S606 - no shell

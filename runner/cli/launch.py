@@ -41,7 +41,7 @@ def main(parent: int, signal_number: int, uid: str, program: str, *arguments: st
     words = [program, *arguments]
     if uid == NO_UID:
         os.execv(program, words)  # noqa: S606 - becoming the program is this script's job
-    os.execve(binary, words, os.environ)  # noqa: S606
+    os.execve(binary, words, os.environ)  # noqa: S606 - as above
 
 
 if __name__ == "__main__":

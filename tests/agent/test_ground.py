@@ -32,7 +32,7 @@ def ready(home: Path) -> Home:
 
 def start(home: Home, **changes: object) -> None:
     """Prepare the ground of an agent, and give it back."""
-    grounds.prepare(AgentSettings(home=home.path, name="n1", **changes)).close()  # type: ignore[arg-type]
+    grounds.prepare(AgentSettings(home=home.path, name="n1", **changes)).close()  # type: ignore[arg-type]  # real fields
 
 
 def test_a_proper_home_is_taken(ready: Home) -> None:

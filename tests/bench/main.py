@@ -22,15 +22,15 @@ ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT))
 
 import redis  # noqa: E402 - the project's root comes first
-from rq import Queue  # noqa: E402
+from rq import Queue  # noqa: E402 - as above
 
-from runner import App  # noqa: E402
-from runner.request import JobOptions, build  # noqa: E402
-from tests.bench.jobs import bench_stock  # noqa: E402
-from tests.support import fleet as fleets  # noqa: E402
-from tests.support import valkey as stores  # noqa: E402
-from tests.support.fleet import Fleet  # noqa: E402
-from tests.support.wait import wait_until  # noqa: E402
+from runner import App  # noqa: E402 - as above
+from runner.request import JobOptions, build  # noqa: E402 - as above
+from tests.bench.jobs import bench_stock  # noqa: E402 - as above
+from tests.support import fleet as fleets  # noqa: E402 - as above
+from tests.support import valkey as stores  # noqa: E402 - as above
+from tests.support.fleet import Fleet  # noqa: E402 - as above
+from tests.support.wait import wait_until  # noqa: E402 - as above
 
 JOBS = HERE / "jobs"
 WORKERS = 2

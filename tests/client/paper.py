@@ -41,7 +41,7 @@ def as_bytes(reply: object) -> bytes:
 
 def entries(store: redis.Redis, key: str) -> list[dict[bytes, bytes]]:
     """Return the fields of a stream's entries; redis' types leave them open."""
-    found: list[dict[bytes, bytes]] = [fields for _, fields in store.xrange(key)]  # type: ignore[misc, union-attr]
+    found: list[dict[bytes, bytes]] = [fields for _, fields in store.xrange(key)]  # type: ignore[misc, union-attr]  # redis
     return found
 
 

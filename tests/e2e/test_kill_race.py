@@ -72,7 +72,7 @@ def test_k02_three_hundred_kills_at_random_moments(rig: Rig) -> None:
     assert Counter(ends_of(rig, jobs).values()) == Counter({("killed", 1): ROUNDS})
     rig.wait_idle()
     outcomes = Counter(receipt.outcome for receipt, _, _ in found)
-    print(outcomes)  # noqa: T201
+    print(outcomes)  # noqa: T201 - for the log
     assert len(outcomes) == 2, f"the kills did not cover both sides of the start: {outcomes}"
 
 
@@ -99,7 +99,7 @@ def test_k01_a_waiting_job_is_killed_at_once_and_never_runs(rig: Rig) -> None:
 @pytest.mark.timeout(120)
 def test_k02_selectors_hit_waiting_claimed_and_running_jobs(rig: Rig, by: str) -> None:
     """A kill by tag or of all, in the middle of an enqueue storm, ends every job it may hit, and no later one."""
-    print(f"seed {SEED}")  # noqa: T201
+    print(f"seed {SEED}")  # noqa: T201 - for the log
     chance = random.Random(SEED)
     for round_number in range(10):
         tag = f"storm={by}-{round_number}"
