@@ -6,6 +6,7 @@ use a home that another user could change (attacks 18, 55).
     HOME/keys/{fleet,client,node-NAME}.key   private keys, 0600      HOME/trust.toml    whose jobs and commands count
     HOME/keys/fleet.pub, node-NAME.card      public                  HOME/client.json   store, key and fleet of a client
     HOME/s/                                  sockets, 0700           HOME/nodes/NAME/   what one agent owns
+    HOME/vault/                              secrets, 0700
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class Home:
     def client(self) -> Path:
         """How a client reaches the fleet."""
         return self.path / "client.json"
+
+    @property
+    def vault(self) -> Path:
+        """The secrets that are kept on this host."""
+        return self.path / "vault"
 
     @property
     def sockets(self) -> Path:

@@ -1,0 +1,49 @@
+"""`python -I -m broker.vault --home DIR`: one host's broker in the foreground.
+
+Started by `ringfence broker`, `ringfence up` and systemd. The only place of this package that configures logging and
+reads flags.
+
+Exit status: 0 stopped on request, 75 another process has the vault open, 78 a set-up that needs an operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from broker.vault.errors import VaultError
+from broker.vault.service import serve
+from broker.vault.settings import BrokerSettings
+
+EX_TEMPFAIL: Final = 75
+EX_CONFIG: Final = 78
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the broker until SIGTERM or SIGINT; return the exit status."""
+    parser = argparse.ArgumentParser(prog="ringfence broker", description="Hand secrets to this host's jobs.")
+    parser.add_argument("--home", type=Path)
+    given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = BrokerSettings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        sys.stderr.write(f"ringfence: broker: setting {'.'.join(map(str, first['loc']))}: {first['msg']}\n")
+        return EX_CONFIG
+    try:
+        serve(settings.home, frozenset({0, os.geteuid(), *settings.agents}), settings.key_command)
+    except VaultError as error:
+        sys.stderr.write(f"ringfence: broker: {error}\n")
+        return EX_TEMPFAIL if error.retryable else EX_CONFIG
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

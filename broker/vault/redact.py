@@ -1,0 +1,97 @@
+"""Takes values out of a stream of bytes: as they are, and in the forms that careless programs give them.
+
+Called by the scrubber process with the values of one live job. Must never promise more than it can: a program that
+wants to get a value past it can (reversed in pieces, encrypted); this is for accidents. It holds back the tail of what
+it was fed, so that a value split over two writes is found.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import urllib.parse
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["MIN_FORM_BYTES", "Redactor", "forms"]
+
+#: A shorter text would be found in half of all output, and its mask would say what it was.
+MIN_FORM_BYTES: Final = 6
+#: A line of a multi-line value (a key file) counts alone from this length on.
+MIN_LINE_BYTES: Final = 16
+
+
+def forms(value: bytes) -> frozenset[bytes]:
+    """Return the texts that give ``value`` away: raw, hex, base64 at each phase, percent, JSON, repr, HTML, lines."""
+    found = {value, value.strip(), value[::-1], value.hex().encode(), value.hex().upper().encode()}
+    for phase in range(3):
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            text = encode(bytes(phase) + value)
+            # Only characters that are the value's alone: at both ends one may hold a neighbour's bits too.
+            found.add(text[(8 * phase + 5) // 6 : (8 * (phase + len(value))) // 6])
+    percent = urllib.parse.quote_from_bytes(value, safe="")
+    found |= {percent.encode(), re.sub(r"%[0-9A-F]{2}", lambda m: m[0].lower(), percent).encode()}
+    found |= {urllib.parse.quote_from_bytes(value).encode(), urllib.parse.quote_plus(value).encode()}
+    try:
+        text_form = value.decode()
+    except UnicodeDecodeError:
+        found.add(repr(value)[2:-1].encode())
+    else:
+        found |= {json.dumps(text_form)[1:-1].encode(), json.dumps(text_form, ensure_ascii=False)[1:-1].encode()}
+        found |= {html.escape(text_form).encode(), repr(text_form)[1:-1].encode("utf-8", "backslashreplace")}
+        found |= {text_form.encode("utf-16-le"), text_form.encode("utf-16-be")}
+    found |= {line.strip() for line in value.split(b"\n") if len(line.strip()) >= MIN_LINE_BYTES}
+    return frozenset(form for form in found if len(form) >= MIN_FORM_BYTES)
+
+
+class Redactor:
+    """Scrubs one stream. ``hits`` counts what was masked."""
+
+    def __init__(self, secrets: Mapping[str, bytes]) -> None:
+        """``secrets``: name → value. A value of fewer than MIN_FORM_BYTES is not looked for."""
+        pairs = sorted(
+            ((form, name) for name, value in secrets.items() for form in forms(value)),
+            key=lambda pair: (-len(pair[0]), pair),
+        )
+        self._masks = {form: f"[secret:{name}]".encode() for form, name in reversed(pairs)}
+        self._pattern = re.compile(b"|".join(re.escape(form) for form, _ in pairs)) if pairs else None
+        self._hold = max((len(form) for form, _ in pairs), default=1) - 1
+        self._kept = b""
+        self.hits = 0
+
+    def __repr__(self) -> str:
+        return f"Redactor({len(self._masks)} forms)"
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return what can be let go; up to the longest form's length less one is held back."""
+        return self._pass(chunk, last=False)
+
+    def finish(self) -> bytes:
+        """Return the rest of the stream."""
+        return self._pass(b"", last=True)
+
+    def whole(self, data: bytes) -> bytes:
+        """Return ``data`` scrubbed, apart from the stream."""
+        return self._pattern.sub(self._mask, data) if self._pattern is not None else data
+
+    def _mask(self, match: re.Match[bytes]) -> bytes:
+        self.hits += 1
+        return self._masks[match[0]]
+
+    def _pass(self, chunk: bytes, *, last: bool) -> bytes:
+        data = self._kept + chunk
+        if self._pattern is None:
+            return data
+        cut = len(data) if last else max(0, len(data) - self._hold)
+        out, at = [], 0
+        for match in self._pattern.finditer(data):
+            if match.start() >= cut:
+                break
+            out += [data[at : match.start()], self._mask(match)]
+            at = match.end()
+        cut = max(cut, at)
+        out.append(data[at:cut])
+        self._kept = data[cut:]
+        return b"".join(out)

@@ -1,0 +1,268 @@
+"""The broker as a process: made safe first, then its vault, its rules, its sockets, and the loop.
+
+Called by __main__. Must never serve before it has proved that it can tell two jobs apart, from a vault that has
+drifted, or by rules that it did not understand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import resource
+import signal
+import socket
+import stat
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from broker.vault import audit as audits
+from broker.vault import peer, rules
+from broker.vault.audit import Audit
+from broker.vault.counter import Counter
+from broker.vault.desk import Desk
+from broker.vault.disk import Folder
+from broker.vault.errors import RulesError, UnsafeVaultError, VaultError
+from broker.vault.hostkey import CommandKey, CredentialKey, KeySource
+from broker.vault.keystore import Keystore
+from broker.vault.leases import Leases
+from broker.vault.peer import Message
+from broker.vault.rules import Rules
+
+__all__ = ["CONTROL", "COUNTER", "RULES_FILE", "harden", "load_rules", "releases", "self_test", "serve"]
+
+log = logging.getLogger(__name__)
+
+#: Sockets below the home's folder of sockets.
+CONTROL: Final = "broker"
+COUNTER: Final = "vault"
+RULES_FILE: Final = "vault-policy.toml"
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_DUMPABLE: Final = 4
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_MCL_CURRENT_AND_FUTURE: Final = 3
+_MAX_RULES_BYTES: Final = 1 << 20
+_MAX_AUDIT_BYTES: Final = 1 << 30
+_NEW_USER_AND_PID: Final = 0x3000_0000
+_SELF_TEST_S: Final = 5.0
+_OWN: Final = b"own"
+_PLAIN: Final = b"plain"
+_APART: Final = b"apart"
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def harden() -> tuple[str, ...]:
+    """Make this process unreadable for its own uid's other processes; returns what this host does not allow.
+
+    Raises:
+        VaultError: it can't be made unreadable at all.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0 or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise VaultError("the broker can't hide its memory from its own user's processes on this kernel")
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # With a limit below all memory a later allocation would fail instead.
+    free = os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY
+    if free and libc.mlockall(_MCL_CURRENT_AND_FUTURE) == 0:
+        return ()
+    return ("memory may be swapped: raise LimitMEMLOCK, or encrypt swap",)
+
+
+def self_test() -> None:
+    """Prove that the kernel pins the sender of each message, and tells a job's pid namespace from ours.
+
+    Where this host gives no new namespace there is no job at level B whose lease could need the second half.
+
+    Raises:
+        VaultError: it does not: every job would look like every other.
+    """
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        peer.arm(near, rights=False)
+        far.send(_OWN)
+        child = os.fork()
+        if child == 0:
+            _act_as_job(far)
+        messages: list[Message] = []
+        try:
+            near.settimeout(_SELF_TEST_S)
+            for _ in range(2):
+                near.recv(1, socket.MSG_PEEK)
+                message = peer.receive(near)
+                if message is not None:
+                    messages.append(message)
+            _judge(messages)
+        except TimeoutError:
+            raise VaultError("the self-test of the broker got no answer in time") from None
+        finally:
+            for message in messages:
+                if message.data != _OWN and message.sender.pidfd is not None:
+                    with contextlib.suppress(OSError):
+                        signal.pidfd_send_signal(message.sender.pidfd, signal.SIGKILL)
+                message.close()
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def load_rules(path: Path) -> Rules:
+    """Return the rules of a file; none if it is missing, so that nothing is given.
+
+    Raises:
+        RulesError. UnsafeVaultError: others could have written it.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return Rules()
+    except OSError as error:
+        raise UnsafeVaultError(f"{path} can't be read: {error.strerror}") from None
+    with os.fdopen(fd, "rb") as file:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid not in {0, os.geteuid()} or info.st_mode & _OTHERS_WRITE:
+            raise UnsafeVaultError(f"{path} can be written by others: chown it to root and run `chmod go-w {path}`")
+        data = file.read(_MAX_RULES_BYTES + 1)
+    if len(data) > _MAX_RULES_BYTES:
+        raise RulesError(f"{path} is larger than {_MAX_RULES_BYTES} bytes")
+    return rules.parse(data.decode("utf-8", "strict"))
+
+
+def releases(lines: tuple[Mapping[str, object], ...]) -> dict[tuple[str, str], int]:
+    """Return how often each (attempt, name) was released, for attempts whose lease the record does not end."""
+    ended = {str(line["attempt"]) for line in lines if line["event"] == "lease.ended" and line.get("why") == "done"}
+    return Tally(
+        (str(line["attempt"]), str(line["name"]))
+        for line in lines
+        if line["event"] == "secret.released" and str(line["attempt"]) not in ended
+    )
+
+
+def serve(home: Path, agents: frozenset[int], key_command: tuple[str, ...] = ()) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the rules anew.
+
+    Raises:
+        VaultError: the vault, its key, its record or its rules are not fit; nothing was served.
+    """
+    for line in harden():
+        log.warning("weak: %s", line)
+    self_test()
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Keystore(home / "vault", _source(key_command)))
+        folder = Folder(home / "vault")
+        stack.callback(folder.close)
+        record = Audit(folder, store.audit_seed())
+        stack.callback(record.close)
+        _, lines = audits.verify(folder.read(audits.AUDIT_FILE, _MAX_AUDIT_BYTES), store.audit_seed())
+        leases = Leases(load_rules(home / RULES_FILE), releases(lines))
+        desk = Desk(store, record, leases, agents=agents)
+        stack.callback(desk.close)
+
+        def reload() -> dict[str, object]:
+            ended = leases.reload(load_rules(home / RULES_FILE))
+            for attempt, name in ended:
+                record.write("secret.revoked", attempt=attempt, name=name, why="rules")
+            record.write("rules.loaded")
+            return {"revoked": len(ended)}
+
+        counter = Counter(store, record, leases, reload=reload, clock=time.monotonic)
+        stack.callback(counter.close)
+        stack.callback(record.sync)
+        for name, listen in ((CONTROL, desk.listen), (COUNTER, counter.listen)):
+            listen(stack.enter_context(_bound(home / "s" / name)))
+        desk.watch(counter.fileno(), counter.serve)
+        record.write("broker.started", pid=os.getpid())
+        _loop(desk, reload)
+
+
+def _loop(desk: Desk, reload_rules: Callable[[], object]) -> None:
+    asked: list[int] = []
+    near, far = socket.socketpair()
+    with near, far:
+        far.setblocking(False)
+        signal.set_wakeup_fd(far.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda got, _: asked.append(got))
+        desk.watch(near.fileno(), lambda: _drain(near))
+        log.info("ready")
+        try:
+            while not {signal.SIGTERM, signal.SIGINT} & set(asked):
+                desk.turn()
+                if signal.SIGHUP in asked:
+                    asked.remove(signal.SIGHUP)
+                    try:
+                        reload_rules()
+                    except VaultError as error:
+                        log.warning("the old rules stay: %s", error)
+        finally:
+            signal.set_wakeup_fd(-1)
+
+
+def _drain(wakeups: socket.socket) -> None:
+    wakeups.recv(4096)
+
+
+@contextlib.contextmanager
+def _bound(path: Path) -> Iterator[socket.socket]:
+    """A listening SEQPACKET socket that is private from its first moment; a dead one's name is taken over."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    old = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise VaultError(f"{path} can't be made: {error.strerror}") from None
+    finally:
+        os.umask(old)
+    try:
+        # What is sent before we have accepted is named and pinned too: accepted sockets inherit these switches.
+        peer.arm(listener, rights=True)
+        listener.listen(64)
+        yield listener
+    finally:
+        listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _source(key_command: tuple[str, ...]) -> KeySource | None:
+    return CommandKey(key_command) if key_command else CredentialKey.of(os.environ)
+
+
+def _act_as_job(far: socket.socket) -> NoReturn:
+    """In a child: send from a new pid namespace if there is one to be had, and stay for the look."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    word = _PLAIN
+    if libc.unshare(_NEW_USER_AND_PID) == 0:
+        word = _APART
+        grandchild = os.fork()
+        if grandchild:
+            os.waitpid(grandchild, 0)
+            os._exit(0)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.alarm(int(_SELF_TEST_S) * 2)
+    with contextlib.suppress(OSError):
+        far.send(word)
+        signal.pause()
+    os._exit(0)
+
+
+def _judge(messages: Sequence[Message]) -> None:
+    own = os.stat("/proc/self/ns/pid")
+    for message in messages:
+        sender = message.sender
+        if sender.pidfd is None or not peer.alive(sender.pidfd) or sender.uid != os.geteuid():
+            raise VaultError("this kernel does not pin the senders of messages: Linux 5.15 or later is needed")
+        here = peer.pid_namespace(sender) == (own.st_dev, own.st_ino)
+        if here != (message.data != _APART):
+            raise VaultError("this host does not tell one pid namespace from another: is /proc mounted?")
+    if len(messages) != 2 or messages[0].sender.pid == messages[1].sender.pid:
+        raise VaultError("this kernel does not tell the senders of messages apart")

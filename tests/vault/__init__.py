@@ -1,0 +1,1 @@
+"""The vault's parts, without a broker around them."""
