@@ -145,6 +145,23 @@ class BrokerClient:
         pending = reply.get("pending")
         return tuple(str(name) for name in pending) if isinstance(pending, list) else ()
 
+    async def streams(self, attempt: str, fds: Sequence[int]) -> None:
+        """Have a job's output scrubbed: the job's two read ends and our two write ends; the caller's stay its own.
+
+        Raises:
+            BrokerAway, LeaseRefused.
+        """
+        await self._order({"op": "streams", "attempt": attempt}, fds)
+
+    async def clean(self, attempt: str, source: int, target: int) -> None:
+        """Copy a file (a result) without the attempt's values. Raises BrokerAway, LeaseRefused."""
+        await self._order({"op": "file", "attempt": attempt}, (source, target))
+
+    async def _order(self, order: Mapping[str, object], fds: Sequence[int]) -> None:
+        reply = await self._ask(json.dumps(order).encode(), fds)
+        if not reply.get("ok"):
+            raise LeaseRefused(str(reply.get("message") or reply.get("err")))
+
     async def close(self, attempt: str) -> None:
         """End a lease. Never raises: without a broker there is none."""
         held = self._held.pop(attempt, None)

@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"ringfence: broker: setting {'.'.join(map(str, first['loc']))}: {first['msg']}\n")
         return EX_CONFIG
     try:
-        serve(settings.home, frozenset({0, os.geteuid(), *settings.agents}), settings.key_command)
+        agents = frozenset({0, os.geteuid(), *settings.agents})
+        serve(settings.home, agents, settings.key_command, settings.scrub_uid)
     except VaultError as error:
         sys.stderr.write(f"ringfence: broker: {error}\n")
         return EX_TEMPFAIL if error.retryable else EX_CONFIG

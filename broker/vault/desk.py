@@ -4,8 +4,9 @@ Called by service.py. One thread, one selector. Must never answer a sender that 
 lease's sandbox, release anything that is not in the record, wait for anybody, or let one client hold up another.
 
     agent → broker   {"op": "open", "attempt", "job", "asks": […], "level", "uid"} + the channel's end, the mould's
-                     pidfd, the worker's pidfd and (level B) the mould's pid namespace · {"op": "close", "attempt"} ·
-                     {"op": "ping"}
+                     pidfd, the worker's pidfd and (level B) the mould's pid namespace · {"op": "streams", "attempt"} +
+                     the job's two read ends and the agent's two write ends · {"op": "file", "attempt"} + a file to
+                     read and one to write · {"op": "close", "attempt"} · {"op": "ping"}
     job → broker     {"op": "list"} · {"op": "get", "name"}
     broker → any     {"ok": true, …} · {"ok": false, "err": CODE}
 
@@ -15,6 +16,7 @@ The codes for a job: denied expired used-up pending not-you too-big garbage slow
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import logging
 import os
@@ -28,6 +30,7 @@ from typing import Final, cast
 
 from broker.vault import orders, peer
 from broker.vault.audit import Audit
+from broker.vault.cleaning import Cleaning
 from broker.vault.errors import AuditError, VaultError, VaultUsageError
 from broker.vault.keystore import Keystore
 from broker.vault.leases import MAX_BAD, Lease, Leases
@@ -75,10 +78,12 @@ class Desk:
         leases: Leases,
         *,
         agents: frozenset[int],
+        cleaning: Cleaning,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``agents``: the uids whose connections are node agents."""
+        """``agents``: the uids whose connections are node agents. ``cleaning``: what jobs print goes through it."""
         self._store, self._record, self._leases = store, record, leases
+        self._cleaning = cleaning
         self._agent_uids, self._clock = agents, clock
         self._selector = selectors.DefaultSelector()
         self._channels: dict[str, _Channel] = {}
@@ -87,6 +92,8 @@ class Desk:
         self._number = 0
         self._dirty = False
         self._synced_s = 0.0
+        cleaning.leaked = lambda attempt, hits: self._note("secret.masked", attempt=attempt, hits=hits)
+        self.watch(cleaning.line.fileno(), cleaning.hear)
 
     def listen(self, control: socket.socket) -> None:
         """Take agents' connections on a bound SEQPACKET socket."""
@@ -129,6 +136,7 @@ class Desk:
         with suppress(OSError):
             channel.socket.shutdown(socket.SHUT_RDWR)
         self._let_go(channel)
+        self._cleaning.forget(attempt)
         self._note("lease.ended", attempt=attempt, why=why)
 
     # agents
@@ -169,15 +177,23 @@ class Desk:
                 message = message.without_fds()
         finally:
             message.close()
-        self._send(agent.socket, reply)
+        if reply:
+            self._send(agent.socket, reply)
 
     def _agent_word(self, agent: _Agent, message: Message) -> tuple[Reply, bool]:
-        """Answer one record of an agent; True if its descriptors now belong to a lease."""
+        """Answer one record of an agent (an empty answer follows later); True if a lease now owns its descriptors."""
         try:
             order = orders.read(message)
             match order.get("op"):
                 case "open":
                     return self._open(agent, order, message.fds)
+                case "streams":
+                    self._cleaning.streams(self._live(order), message.fds)
+                    return {"ok": True}, False
+                case "file":
+                    done = functools.partial(self._cleaned, agent)
+                    self._cleaning.file(self._live(order), message.fds, done)
+                    return {}, False
                 case "close":
                     self.revoke(str(order.get("attempt")), "done")
                     return {"ok": True}, False
@@ -205,6 +221,7 @@ class Desk:
                 return {"ok": False, "err": "denied", "message": opened.message}, False
             rules = {name: granted.rule for name, granted in opened.lease.grants.items()}
             self._write("lease.opened", attempt=attempt, rules=rules, pending=list(opened.pending))
+            self._pin(opened.lease)
             channel = orders.channel_of(fds[0])
         except BaseException:
             self._leases.close(attempt)
@@ -219,6 +236,23 @@ class Desk:
         for fd in kept.pidfds:
             self._selector.register(fd, selectors.EVENT_READ, lambda: self.revoke(attempt, "exit"))
         return {"ok": True, "pending": list(opened.pending)}, True
+
+    def _live(self, order: Mapping[str, object]) -> str:
+        attempt = str(order["attempt"])
+        if self._leases.get(attempt) is None:
+            raise VaultUsageError(f"{attempt} has no lease")
+        return attempt
+
+    def _pin(self, lease: Lease) -> None:
+        """Fix the versions that a job can be handed, and have them looked for in all that it prints."""
+        for name, granted in lease.grants.items():
+            held = self._store.get(name)
+            granted.version = held.version
+            if granted.ask.mode != "proxy":
+                self._cleaning.tell(lease.attempt, name, held.value)
+
+    def _cleaned(self, agent: _Agent, good: bool) -> None:
+        self._send(agent.socket, {"ok": good, **({} if good else {"err": "unavailable"})})
 
     def _agent_gone(self, agent: _Agent) -> None:
         self._selector.unregister(agent.socket)
@@ -279,7 +313,7 @@ class Desk:
         if granted is None:
             return self._refuse(lease, code, name=name[:80]) if code != "pending" else {"ok": False, "err": code}
         try:
-            held = self._store.get(name)
+            held = self._store.get(name, granted.version)
             self._write(
                 "secret.released", attempt=lease.attempt, name=name, version=held.version, mode=granted.ask.mode
             )

@@ -30,13 +30,17 @@ Code = str
 
 @dataclass(slots=True)
 class Granted:
-    """One secret of one lease. ``until_s`` and ``uses_left``: None = as long as the lease, as often as asked."""
+    """One secret of one lease. ``until_s`` and ``uses_left``: None = as long as the lease, as often as asked.
+
+    ``version``: what was the newest when the lease was opened; a later one is for later attempts.
+    """
 
     ask: Ask
     rule: str
     until_s: float | None
     uses_left: int | None
     pending: bool
+    version: int | None = None
 
 
 @dataclass(slots=True)

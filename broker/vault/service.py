@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from broker.vault import audit as audits
-from broker.vault import peer, rules
+from broker.vault import cleaning, peer, rules
 from broker.vault.audit import Audit
 from broker.vault.counter import Counter
 from broker.vault.desk import Desk
@@ -143,7 +143,7 @@ def releases(lines: tuple[Mapping[str, object], ...]) -> dict[tuple[str, str], i
     )
 
 
-def serve(home: Path, agents: frozenset[int], key_command: tuple[str, ...] = ()) -> None:
+def serve(home: Path, agents: frozenset[int], key_command: tuple[str, ...] = (), scrub_uid: int | None = None) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reads the rules anew.
 
     Raises:
@@ -160,7 +160,9 @@ def serve(home: Path, agents: frozenset[int], key_command: tuple[str, ...] = ())
         stack.callback(record.close)
         _, lines = audits.verify(folder.read(audits.AUDIT_FILE, _MAX_AUDIT_BYTES), store.audit_seed())
         leases = Leases(load_rules(home / RULES_FILE), releases(lines))
-        desk = Desk(store, record, leases, agents=agents)
+        cleaner = cleaning.start(scrub_uid)
+        stack.callback(cleaner.close)
+        desk = Desk(store, record, leases, agents=agents, cleaning=cleaner)
         stack.callback(desk.close)
 
         def reload() -> dict[str, object]:

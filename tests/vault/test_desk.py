@@ -439,3 +439,31 @@ def test_vault_21_its_own_user_cannot_look_in(stand: Stand) -> None:
                 continue
         os._exit(opened)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_output_is_scrubbed(stand: Stand) -> None:
+    """What a job prints, and a file that it wrote, come without the value it was handed; the record counts."""
+
+    async def work() -> None:
+        job = Job("main-1.1", LEVELS[0])
+        async with leased(stand, job) as client:
+            pairs = [os.pipe() for _ in range(4)]
+            (out_read, out), (err_read, err), (agent_out, to_out), (agent_err, to_err) = pairs
+            await client.streams(job.name, (out_read, err_read, to_out, to_err))
+            for fd in (out_read, err_read, to_out, to_err, err, agent_err):
+                os.close(fd)
+            os.write(out, b"the key is canary-one\n")
+            os.close(out)
+            with os.fdopen(agent_out, "rb") as file:
+                assert file.read() == b"the key is [secret:KEY]\n"
+            source, target = os.memfd_create("in"), os.memfd_create("out")
+            os.write(source, b"canary-one")
+            await client.clean(job.name, source, target)
+            assert os.pread(target, 100, 0) == b"[secret:KEY]"
+            os.close(source)
+            os.close(target)
+            with pytest.raises(LeaseRefused):
+                await client.clean("main-9.1", 0, 1)
+
+    scene(work)
+    assert '"event":"secret.masked","attempt":"main-1.1","hits":1' in stand.record()
