@@ -16,6 +16,7 @@ import json
 import os
 import selectors
 import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
@@ -27,7 +28,7 @@ from broker.vault.keystore import Keystore
 from broker.vault.leases import Leases
 from broker.vault.peer import Message
 
-__all__ = ["Counter"]
+__all__ = ["Clerk", "Counter"]
 
 MAX_CLERKS: Final = 16
 Reply = dict[str, object]
@@ -36,18 +37,8 @@ Reply = dict[str, object]
 class Counter:
     """Serves operators one record at a time."""
 
-    def __init__(
-        self,
-        store: Keystore,
-        record: Audit,
-        leases: Leases,
-        *,
-        reload: Callable[[], Reply],
-        clock: Callable[[], float],
-    ) -> None:
-        """``reload``: reads the rules anew and applies them; its reply is ours."""
-        self._store, self._record, self._leases = store, record, leases
-        self._reload, self._clock = reload, clock
+    def __init__(self, clerk: Clerk) -> None:
+        self._clerk = clerk
         self._selector = selectors.EpollSelector()
         self._open = 0
 
@@ -107,15 +98,35 @@ class Counter:
         if message.sender.uid not in {0, os.geteuid()} or message.cut:
             return {"ok": False, "err": "garbage", "message": "not for you, or too long"}
         try:
-            order = orders.read(message)
-            act = self._acts().get(str(order.get("op")))
-            if act is None:
-                return {"ok": False, "err": "garbage", "message": "unknown op"}
-            return {"ok": True, **act(order)}
+            return {"ok": True, **self._clerk.act(orders.read(message))}
         except VaultError as error:
             return {"ok": False, "err": error.code, "message": str(error)}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             return {"ok": False, "err": "garbage", "message": type(error).__name__}
+
+
+class Clerk:
+    """Carries out what an operator asks, on an open vault; also without a broker, for the command line."""
+
+    def __init__(
+        self,
+        store: Keystore,
+        record: Audit,
+        leases: Leases,
+        *,
+        reload: Callable[[], Reply] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``reload``: reads the rules anew and applies them; its reply is ours."""
+        self._store, self._record, self._leases = store, record, leases
+        self._reload, self._clock = reload, clock
+
+    def act(self, order: Mapping[str, object]) -> Reply:
+        """Carry out one order; returns what it has to say. Raises VaultError, KeyError, TypeError, ValueError."""
+        act = self._acts().get(str(order.get("op")))
+        if act is None:
+            raise VaultUsageError("unknown op")
+        return act(order)
 
     def _acts(self) -> Mapping[str, Callable[[Mapping[str, object]], Reply]]:
         return {

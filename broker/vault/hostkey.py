@@ -18,7 +18,7 @@ from pyrage import IdentityError, x25519
 from broker.vault.disk import Folder
 from broker.vault.errors import HostKeyError
 
-__all__ = ["CommandKey", "CredentialKey", "FileKey", "KeySource", "parse"]
+__all__ = ["CommandKey", "CredentialKey", "FileKey", "KeySource", "outside", "parse", "source_of"]
 
 KEY_FILE: Final = "key"
 #: The name of the credential: `LoadCredentialEncrypted=age-key:…`.
@@ -106,6 +106,16 @@ class CommandKey:
                 f"the key command {self.argv[0]} ended with {done.returncode}; run it by hand to see why"
             )
         return done.stdout
+
+
+def outside(environ: Mapping[str, str]) -> KeySource | None:
+    """Return where this process's key comes from if not from the vault itself: a systemd credential."""
+    return CredentialKey.of(environ)
+
+
+def source_of(folder: Folder, environ: Mapping[str, str]) -> KeySource:
+    """Return where the key of an open vault comes from."""
+    return outside(environ) or FileKey(folder)
 
 
 def parse(text: bytes) -> tuple[x25519.Identity, ...]:

@@ -25,7 +25,7 @@ from typing import Final
 
 from pyrage import x25519
 
-from broker.vault import hostkey, sealing
+from broker.vault import hostkey, sealing, seeds
 from broker.vault.disk import FOLDER_MODE, TEMPORARY, Folder, Write
 from broker.vault.errors import (
     CorruptError,
@@ -52,8 +52,6 @@ _MAX_RECIPIENTS_BYTES: Final = 16 * 1024
 _RECIPIENTS: Final = "recipients"
 _SECRETS: Final = "secrets"
 _LOCK: Final = "lock"
-_SEED: Final = "audit.seed"
-SEED_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ def create(path: Path, recovery: Sequence[str] = (), *, write: Write = os.write)
         folder.create(hostkey.KEY_FILE, f"{host}\n".encode())
         recipients = (str(host.to_public()), *recovery)
         folder.create(_RECIPIENTS, "".join(f"{text}\n" for text in recipients).encode())
-        folder.create(_SEED, sealing.seal(_seed_head(), os.urandom(SEED_BYTES), recipients))
+        folder.create(seeds.FILE, seeds.seal(os.urandom(seeds.SEED_BYTES), recipients))
         building.rename(path)
     except BaseException:
         for name in folder.names():
@@ -285,7 +283,7 @@ class Keystore:
                 head = {"name": name, "v": version, "at": held.at_s, "kind": held.kind, "note": held.note}
                 self._secrets.replace(_file_of(name, version), sealing.seal(head, held.value, self._recipients))
                 count += 1
-        self._folder.replace(_SEED, sealing.seal(_seed_head(), self.audit_seed(), self._recipients))
+        self._folder.replace(seeds.FILE, seeds.seal(self.audit_seed(), self._recipients))
         return count
 
     def set_recovery(self, recipients: Sequence[str]) -> int:
@@ -301,14 +299,7 @@ class Keystore:
 
     def audit_seed(self) -> bytes:
         """Return the first key of this vault's audit chain. Raises CorruptError."""
-        try:
-            sealed = self._folder.read(_SEED, _MAX_FILE_BYTES)
-        except FileNotFoundError:
-            raise CorruptError(f"{self._folder.path / _SEED} is gone: restore it from your backup") from None
-        head, seed = sealing.unseal(sealed, self._identities, _SEED)
-        if head != _seed_head() or len(seed) != SEED_BYTES:
-            raise CorruptError(f"{self._folder.path / _SEED} holds something else: restore it from your backup")
-        return seed
+        return seeds.read(self._folder, self._identities)
 
     def verify(self) -> tuple[int, tuple[str, ...]]:
         """Open every file; returns how many are sound and the names of those that are not."""
@@ -377,11 +368,6 @@ class Keystore:
 
 def _file_of(name: str, version: int) -> str:
     return f"{name}@{version:06}.age"
-
-
-def _seed_head() -> dict[str, object]:
-    # No secret can have this name, so a secret's file in its place is found out.
-    return {"name": "@audit", "v": 1, "at": 0, "kind": "seed", "note": ""}
 
 
 def _lock(folder: Folder) -> int:

@@ -13,46 +13,41 @@ import os
 import resource
 import signal
 import socket
-import stat
-import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
 from broker.vault import audit as audits
-from broker.vault import cleaning, peer, rules
+from broker.vault import cleaning, hostkey, peer
 from broker.vault.audit import Audit
-from broker.vault.counter import Counter
+from broker.vault.counter import Clerk, Counter
 from broker.vault.desk import Desk
 from broker.vault.disk import Folder
-from broker.vault.errors import RulesError, UnsafeVaultError, VaultError
-from broker.vault.hostkey import CommandKey, CredentialKey, KeySource
+from broker.vault.errors import VaultError
+from broker.vault.hostkey import CommandKey
 from broker.vault.keystore import Keystore
 from broker.vault.leases import Leases
+from broker.vault.operator import COUNTER
 from broker.vault.peer import Message
-from broker.vault.rules import Rules
+from broker.vault.rulesfile import RULES_FILE, load_rules
 
-__all__ = ["CONTROL", "COUNTER", "RULES_FILE", "harden", "load_rules", "releases", "self_test", "serve"]
+__all__ = ["CONTROL", "harden", "releases", "self_test", "serve"]
 
 log = logging.getLogger(__name__)
 
-#: Sockets below the home's folder of sockets.
+#: Where agents connect, below the home's folder of sockets.
 CONTROL: Final = "broker"
-COUNTER: Final = "vault"
-RULES_FILE: Final = "vault-policy.toml"
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _MCL_CURRENT_AND_FUTURE: Final = 3
-_MAX_RULES_BYTES: Final = 1 << 20
 _MAX_AUDIT_BYTES: Final = 1 << 30
 _NEW_USER_AND_PID: Final = 0x3000_0000
 _SELF_TEST_S: Final = 5.0
 _OWN: Final = b"own"
 _PLAIN: Final = b"plain"
 _APART: Final = b"apart"
-_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def harden() -> tuple[str, ...]:
@@ -111,28 +106,6 @@ def self_test() -> None:
             os.waitpid(child, 0)
 
 
-def load_rules(path: Path) -> Rules:
-    """Return the rules of a file; none if it is missing, so that nothing is given.
-
-    Raises:
-        RulesError. UnsafeVaultError: others could have written it.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return Rules()
-    except OSError as error:
-        raise UnsafeVaultError(f"{path} can't be read: {error.strerror}") from None
-    with os.fdopen(fd, "rb") as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid not in {0, os.geteuid()} or info.st_mode & _OTHERS_WRITE:
-            raise UnsafeVaultError(f"{path} can be written by others: chown it to root and run `chmod go-w {path}`")
-        data = file.read(_MAX_RULES_BYTES + 1)
-    if len(data) > _MAX_RULES_BYTES:
-        raise RulesError(f"{path} is larger than {_MAX_RULES_BYTES} bytes")
-    return rules.parse(data.decode("utf-8", "strict"))
-
-
 def releases(lines: tuple[Mapping[str, object], ...]) -> dict[tuple[str, str], int]:
     """Return how often each (attempt, name) was released, for attempts whose lease the record does not end."""
     ended = {str(line["attempt"]) for line in lines if line["event"] == "lease.ended" and line.get("why") == "done"}
@@ -153,7 +126,9 @@ def serve(home: Path, agents: frozenset[int], key_command: tuple[str, ...] = (),
         log.warning("weak: %s", line)
     self_test()
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(Keystore(home / "vault", _source(key_command)))
+        store = stack.enter_context(
+            Keystore(home / "vault", CommandKey(key_command) if key_command else hostkey.outside(os.environ))
+        )
         folder = Folder(home / "vault")
         stack.callback(folder.close)
         record = Audit(folder, store.audit_seed())
@@ -172,7 +147,7 @@ def serve(home: Path, agents: frozenset[int], key_command: tuple[str, ...] = (),
             record.write("rules.loaded")
             return {"revoked": len(ended)}
 
-        counter = Counter(store, record, leases, reload=reload, clock=time.monotonic)
+        counter = Counter(Clerk(store, record, leases, reload=reload))
         stack.callback(counter.close)
         stack.callback(record.sync)
         for name, listen in ((CONTROL, desk.listen), (COUNTER, counter.listen)):
@@ -233,10 +208,6 @@ def _bound(path: Path) -> Iterator[socket.socket]:
         listener.close()
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-
-
-def _source(key_command: tuple[str, ...]) -> KeySource | None:
-    return CommandKey(key_command) if key_command else CredentialKey.of(os.environ)
 
 
 def _act_as_job(far: socket.socket) -> NoReturn:

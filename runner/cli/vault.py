@@ -3,32 +3,43 @@
 Called by commands.py. Must never print a value of a secret, or take one from the command line, where every user of the
 machine and the shell's history would see it.
 
+A running broker has the vault open: then it is asked on its own socket, and does the same.
+
 Port: the command line's way to the vault (broker.vault).
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import getpass
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, cast
 
 import typer
 
 from broker.vault import audit as audits
-from broker.vault import keystore
+from broker.vault import hostkey, keystore, operator, seeds
 from broker.vault.audit import Audit, Head
+from broker.vault.counter import Clerk
 from broker.vault.disk import Folder
-from broker.vault.errors import VaultError, VaultUsageError
+from broker.vault.errors import VaultBusyError, VaultError, VaultUsageError
 from broker.vault.hostkey import CommandKey
 from broker.vault.keystore import MAX_VALUE_BYTES, Keystore
-from runner.cli.options import HomeOption, JsonOption, RedisOption
+from broker.vault.leases import Leases
+from broker.vault.operator import COUNTER
+from broker.vault.rules import Ask, Mode, Rules, decide
+from broker.vault.rulesfile import RULES_FILE, load_rules
+from runner.cli.options import HomeOption, JsonOption, RedisOption, pairs
 from runner.cli.output import print_json, print_line, print_table, say
 from runner.cli.site import site_of
 from runner.errors import ConfigError, UsageError
-from runner.home import check_safe
+from runner.home import Home, check_safe
+from runner.wire import ids
 
 __all__ = ["vault"]
 
@@ -55,7 +66,7 @@ def init(
     check_safe(place)
     with _said():
         shown = keystore.create(place.vault, recovery or ())
-    with _opened(place.vault) as (store, record):
+    with _said(), _opened(place.vault) as (store, record):
         record.write("vault.made", recipients=len(store.recipients))
     if shown is not None:
         say("this recovery key is shown once and stored nowhere; keep it off this host, it opens every secret:")
@@ -72,14 +83,12 @@ def put(
     redis: RedisOption = None,
 ) -> None:
     """Store a new version of a secret: asked for on a terminal, else read from stdin (one line end is dropped)."""
-    place = site_of(context, home, redis).home.vault
+    place = site_of(context, home, redis).home
     with _said():
         keystore.check_name(name)
-    value = _value(file)
-    with _opened(place) as (store, record):
-        version = store.put(name, value, note=note)
-        record.write("secret.put", name=name, version=version)
-    say(f"{name} version {version} is stored")
+    value = base64.b64encode(_value(file)).decode()
+    reply = _ask(place, op="put", name=name, value=value, note=note)
+    say(f"{name} version {reply['version']} is stored")
 
 
 @vault.command(name="list")
@@ -87,22 +96,18 @@ def entries(
     context: typer.Context, home: HomeOption = None, redis: RedisOption = None, as_json: JsonOption = False
 ) -> None:
     """List the secrets by name, with the versions that are kept; no value is opened."""
-    with _opened(site_of(context, home, redis).home.vault) as (store, _):
-        found = store.entries()
+    found = cast("list[dict[str, Any]]", _ask(site_of(context, home, redis).home, op="list")["entries"])
     if as_json:
-        print_json([{"name": entry.name, "versions": list(entry.versions)} for entry in found])
+        print_json(found)
         return
-    print_table(
-        ("NAME", "NEWEST", "KEPT"), [(entry.name, str(entry.versions[-1]), str(len(entry.versions))) for entry in found]
-    )
+    rows = [(one["name"], str(one["versions"][-1]), str(len(one["versions"]))) for one in found]
+    print_table(("NAME", "NEWEST", "KEPT"), rows)
 
 
 @vault.command()
 def rm(context: typer.Context, name: NameArgument, home: HomeOption = None, redis: RedisOption = None) -> None:
     """Take a secret away with all its versions."""
-    with _opened(site_of(context, home, redis).home.vault) as (store, record):
-        store.remove(name)
-        record.write("secret.removed", name=name)
+    _ask(site_of(context, home, redis).home, op="remove", name=name)
 
 
 @vault.command()
@@ -114,10 +119,8 @@ def rollback(
     redis: RedisOption = None,
 ) -> None:
     """Make an older value the newest again, as a new version."""
-    with _opened(site_of(context, home, redis).home.vault) as (store, record):
-        new = store.rollback(name, version)
-        record.write("secret.rolled_back", name=name, version=new, to=version)
-    say(f"{name} version {new} holds the value of version {version}")
+    reply = _ask(site_of(context, home, redis).home, op="rollback", name=name, version=version)
+    say(f"{name} version {reply['version']} holds the value of version {version}")
 
 
 @vault.command()
@@ -134,16 +137,11 @@ def rotate(
     redis: RedisOption = None,
 ) -> None:
     """Encrypt everything to a new host key and forget the old one. A secret itself is rotated with `vault set`."""
-    with _opened(site_of(context, home, redis).home.vault) as (store, record):
-        if recovery:
-            store.set_recovery(recovery)
-            record.write("vault.recovery_changed", recipients=len(recovery))
-        elif again:
-            store.reencrypt()
-            record.write("vault.reencrypted")
-        else:
-            store.rotate_host_key()
-            record.write("vault.rotated")
+    place = site_of(context, home, redis).home
+    if recovery:
+        _ask(place, op="recovery", recipients=recovery)
+    else:
+        _ask(place, op="reencrypt" if again else "rotate")
     say("every file is encrypted anew; back the vault up")
 
 
@@ -165,6 +163,70 @@ def restore(
 
 
 @vault.command()
+def pending(
+    context: typer.Context, home: HomeOption = None, redis: RedisOption = None, as_json: JsonOption = False
+) -> None:
+    """List the secrets that live jobs wait for, by attempt."""
+    found = cast("list[dict[str, str]]", _ask(site_of(context, home, redis).home, op="pending")["pending"])
+    if as_json:
+        print_json(found)
+        return
+    print_table(("ATTEMPT", "SECRET", "RULE"), [(one["attempt"], one["name"], one["rule"]) for one in found])
+
+
+@vault.command()
+def approve(
+    context: typer.Context,
+    attempt: Annotated[str, typer.Argument(metavar="ATTEMPT", help="The attempt, as pending prints it.")],
+    name: NameArgument,
+    home: HomeOption = None,
+    redis: RedisOption = None,
+) -> None:
+    """Let one attempt have a secret whose rule asks for a person; on the record with your user."""
+    _ask(site_of(context, home, redis).home, op="approve", attempt=attempt, name=name, by=f"uid {os.getuid()}")
+
+
+@vault.command()
+def reload(context: typer.Context, home: HomeOption = None, redis: RedisOption = None) -> None:
+    """Have the broker read vault-policy.toml anew: live jobs lose what it no longer allows, and gain nothing."""
+    reply = _ask(site_of(context, home, redis).home, op="reload")
+    say(f"the rules are loaded; {reply.get('revoked', 0)} live grants ended")
+
+
+@vault.command()
+def explain(
+    context: typer.Context,
+    name: NameArgument,
+    task: Annotated[str | None, typer.Option("--task", metavar="M:T", help="The task that would ask.")] = None,
+    command: Annotated[str | None, typer.Option("--command", metavar="CMD", help="The command that would.")] = None,
+    mode: Annotated[str, typer.Option("--mode", metavar="MODE", help="proxy, get, file or env.")] = "proxy",
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="With proxy: where to.")] = None,
+    tenant: Annotated[str, typer.Option("--tenant", metavar="T")] = ids.DEFAULT_TENANT,
+    queue: Annotated[str, typer.Option("--queue", metavar="Q")] = "agents",
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="K=V", help="Repeat.")] = None,
+    home: HomeOption = None,
+    redis: RedisOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which rule of vault-policy.toml decides for such a job; exits 1 if it would get nothing."""
+    if mode not in ("proxy", "get", "file", "env"):
+        raise UsageError("--mode takes proxy, get, file or env")
+    if (task is None) == (command is None):
+        raise UsageError("explain takes one of --task and --command")
+    place = site_of(context, home, redis).home
+    ask = Ask(name, cast("Mode", mode), tenant, queue, task, command, host, pairs(tag, "--tag"))
+    with _said():
+        decision = decide(load_rules(place.path / RULES_FILE), ask)
+    if as_json:
+        print_json(decision)
+    else:
+        limits = f"ttl_s={decision.ttl_s or '-'} uses={decision.uses or '-'} approve={decision.approve}"
+        print_line(f"{decision.rule}: {decision.message or limits}")
+    if not decision.allowed:
+        raise typer.Exit(1)
+
+
+@vault.command()
 def audit(
     context: typer.Context,
     anchor: Annotated[
@@ -176,13 +238,10 @@ def audit(
 ) -> None:
     """Check the record's chain and print it; the last line says its end, to be noted elsewhere."""
     place = site_of(context, home, redis).home.vault
-    with _opened(place) as (store, _):
-        folder = Folder(place)
-        try:
-            data = folder.read(audits.AUDIT_FILE, _MAX_AUDIT_BYTES)
-        finally:
-            folder.close()
-        head, lines = audits.verify(data, store.audit_seed(), _anchor(anchor))
+    with _said(), contextlib.closing(Folder(place)) as folder:
+        data = folder.read(audits.AUDIT_FILE, _MAX_AUDIT_BYTES)
+        seed = seeds.read(folder, hostkey.parse(hostkey.source_of(folder, os.environ).read()))
+        head, lines = audits.verify(data, seed, _anchor(anchor))
     for line in lines:
         if as_json:
             print_json(line)
@@ -192,10 +251,19 @@ def audit(
     say(f"{head.count} lines, unchanged; end {head.count}:{head.mac}")
 
 
+def _ask(place: Home, **order: object) -> Mapping[str, object]:
+    """Have the running broker do something, or do it here if none runs; what goes wrong becomes our own error."""
+    with _said():
+        try:
+            with _opened(place.vault) as (store, record):
+                return Clerk(store, record, Leases(Rules())).act(order)
+        except VaultBusyError:
+            return operator.ask(place.sockets / COUNTER, order)
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Keystore, Audit]]:
-    """Open vault and record; what goes wrong becomes the command line's own error."""
-    with _said(), Keystore(path) as store:
+    with Keystore(path, hostkey.outside(os.environ)) as store:
         folder = Folder(path)
         try:
             record = Audit(folder, store.audit_seed())

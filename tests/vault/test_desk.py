@@ -19,6 +19,7 @@ import pytest
 
 from broker.client import BrokerAway, BrokerClient, LeaseRefused
 from broker.vault.desk import AGENT_GRACE_S
+from runner.cli.commands import run_words
 from tests.support.wait import wait_until
 from tests.vault.stand import JOB_UID, OPEN_TO_ALL, Job, Stand, get_of
 
@@ -467,3 +468,28 @@ def test_output_is_scrubbed(stand: Stand) -> None:
 
     scene(work)
     assert '"event":"secret.masked","attempt":"main-1.1","hits":1' in stand.record()
+
+
+def test_the_command_line_reaches_a_running_broker(stand: Stand, capfd: pytest.CaptureFixture[str]) -> None:
+    """While the broker has the vault open, `ringfence vault` has it do the work; what it put is what jobs get."""
+    place = ["--home", str(stand.home), "vault"]
+    value = stand.home / "value"
+    value.write_bytes(b"canary-three")
+    assert run_words([*place, "set", "NEW", "--file", str(value)]) == 0
+    assert run_words([*place, "rm", "OTHER"]) == 0
+    assert run_words([*place, "rotate"]) == 0
+    capfd.readouterr()
+    assert run_words([*place, "list", "--json"]) == 0
+    assert [one["name"] for one in json.loads(capfd.readouterr().out)] == ["KEY", "NEW"]
+    assert run_words([*place, "audit"]) == 0
+    assert "secret.removed" in capfd.readouterr().out
+    assert run_words([*place, "explain", "NEW", "--task", "a:b", "--mode", "get"]) == 0
+    assert run_words([*place, "explain", "NEW", "--task", "a:b", "--mode", "env"]) == 1
+    assert run_words([*place, "rollback", "NONE", "1"]) == 78
+
+    async def work() -> None:
+        job = Job("main-1.1", LEVELS[0])
+        async with leased(stand, job, name="NEW"):
+            assert job.get("NEW") == b"canary-three"
+
+    scene(work)
