@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the broker until SIGTERM or SIGINT; return the exit status."""
     parser = argparse.ArgumentParser(prog="ringfence broker", description="Hand secrets to this host's jobs.")
     parser.add_argument("--home", type=Path)
+    parser.add_argument("--scrub-uid", dest="scrub_uid", type=int)
     given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

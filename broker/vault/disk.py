@@ -32,7 +32,8 @@ class Folder:
 
     def __init__(self, path: Path, *, write: Write = os.write) -> None:
         """Open an existing folder. Raises UnsafeVaultError, VaultError (missing)."""
-        self.path = path
+        #: For messages: what is opened is the path as given, which may be below a folder that we only stand in.
+        self.path = Path(os.path.abspath(path))
         self._write = write
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -18,7 +18,7 @@ from pyrage import IdentityError, x25519
 from broker.vault.disk import Folder
 from broker.vault.errors import HostKeyError
 
-__all__ = ["CommandKey", "CredentialKey", "FileKey", "KeySource", "outside", "parse", "source_of"]
+__all__ = ["CommandKey", "CredentialKey", "FileKey", "GivenKey", "KeySource", "outside", "parse", "source_of"]
 
 KEY_FILE: Final = "key"
 #: The name of the credential: `LoadCredentialEncrypted=age-key:…`.
@@ -106,6 +106,18 @@ class CommandKey:
                 f"the key command {self.argv[0]} ended with {done.returncode}; run it by hand to see why"
             )
         return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class GivenKey:
+    """A key that the caller holds already, such as the recovery key."""
+
+    text: bytes = field(repr=False)
+    writable: bool = False
+
+    def read(self) -> bytes:
+        """Return it."""
+        return self.text
 
 
 def outside(environ: Mapping[str, str]) -> KeySource | None:

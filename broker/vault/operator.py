@@ -15,9 +15,10 @@ from typing import Final
 from broker.vault import peer
 from broker.vault.errors import VaultBusyError, VaultError, VaultUsageError
 
-__all__ = ["COUNTER", "ask"]
+__all__ = ["CONTROL", "COUNTER", "ask"]
 
-#: The socket's name below the home's folder of sockets.
+#: Sockets below the home's folder of sockets: the agents' and the operators'.
+CONTROL: Final = "broker"
 COUNTER: Final = "vault"
 ANSWER_S: Final = 30.0
 

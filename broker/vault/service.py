@@ -28,16 +28,14 @@ from broker.vault.errors import VaultError
 from broker.vault.hostkey import CommandKey
 from broker.vault.keystore import Keystore
 from broker.vault.leases import Leases
-from broker.vault.operator import COUNTER
+from broker.vault.operator import CONTROL, COUNTER
 from broker.vault.peer import Message
 from broker.vault.rulesfile import RULES_FILE, load_rules
 
-__all__ = ["CONTROL", "harden", "releases", "self_test", "serve"]
+__all__ = ["harden", "releases", "self_test", "serve"]
 
 log = logging.getLogger(__name__)
 
-#: Where agents connect, below the home's folder of sockets.
-CONTROL: Final = "broker"
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -119,29 +117,32 @@ def releases(lines: tuple[Mapping[str, object], ...]) -> dict[tuple[str, str], i
 def serve(home: Path, agents: frozenset[int], key_command: tuple[str, ...] = (), scrub_uid: int | None = None) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reads the rules anew.
 
+    Started by root it becomes the vault's owner, once its sockets stand and its scrubber has a user of its own.
+
     Raises:
         VaultError: the vault, its key, its record or its rules are not fit; nothing was served.
     """
-    for line in harden():
-        log.warning("weak: %s", line)
-    self_test()
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(
-            Keystore(home / "vault", CommandKey(key_command) if key_command else hostkey.outside(os.environ))
-        )
-        folder = Folder(home / "vault")
+        cleaner = cleaning.start(scrub_uid)
+        stack.callback(cleaner.close)
+        control, counter_socket = (stack.enter_context(_bound(home / "s" / name)) for name in (CONTROL, COUNTER))
+        place = _become_owner(home)
+        for line in harden():
+            log.warning("weak: %s", line)
+        self_test()
+        source = CommandKey(key_command) if key_command else hostkey.outside(os.environ)
+        store = stack.enter_context(Keystore(place / "vault", source))
+        folder = Folder(place / "vault")
         stack.callback(folder.close)
         record = Audit(folder, store.audit_seed())
         stack.callback(record.close)
         _, lines = audits.verify(folder.read(audits.AUDIT_FILE, _MAX_AUDIT_BYTES), store.audit_seed())
-        leases = Leases(load_rules(home / RULES_FILE), releases(lines))
-        cleaner = cleaning.start(scrub_uid)
-        stack.callback(cleaner.close)
+        leases = Leases(load_rules(place / RULES_FILE), releases(lines))
         desk = Desk(store, record, leases, agents=agents, cleaning=cleaner)
         stack.callback(desk.close)
 
         def reload() -> dict[str, object]:
-            ended = leases.reload(load_rules(home / RULES_FILE))
+            ended = leases.reload(load_rules(place / RULES_FILE))
             for attempt, name in ended:
                 record.write("secret.revoked", attempt=attempt, name=name, why="rules")
             record.write("rules.loaded")
@@ -150,11 +151,28 @@ def serve(home: Path, agents: frozenset[int], key_command: tuple[str, ...] = (),
         counter = Counter(Clerk(store, record, leases, reload=reload))
         stack.callback(counter.close)
         stack.callback(record.sync)
-        for name, listen in ((CONTROL, desk.listen), (COUNTER, counter.listen)):
-            listen(stack.enter_context(_bound(home / "s" / name)))
+        desk.listen(control)
+        counter.listen(counter_socket)
         desk.watch(counter.fileno(), counter.serve)
         record.write("broker.started", pid=os.getpid())
         _loop(desk, reload)
+
+
+def _become_owner(home: Path) -> Path:
+    """Take the user that the vault belongs to; returns the home as that user reaches it."""
+    try:
+        owner = os.stat(home / "vault", follow_symlinks=False).st_uid
+    except FileNotFoundError:
+        raise VaultError(f"{home / 'vault'} is missing: make a vault with `ringfence vault init`") from None
+    if os.geteuid() != 0 or owner == 0:
+        return home
+    # It may lie where only root can enter; a folder that we are in stays open to us.
+    os.chdir(home)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    os.setgroups([])
+    os.setresgid(owner, owner, owner)
+    os.setresuid(owner, owner, owner)
+    return Path()
 
 
 def _loop(desk: Desk, reload_rules: Callable[[], object]) -> None:
@@ -206,7 +224,7 @@ def _bound(path: Path) -> Iterator[socket.socket]:
         yield listener
     finally:
         listener.close()
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             path.unlink()
 
 

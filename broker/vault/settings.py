@@ -5,7 +5,6 @@ Called by __main__.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -16,7 +15,7 @@ __all__ = ["BrokerSettings"]
 class BrokerSettings(BaseSettings):
     """``agents``: uids whose connections are node agents, besides root and the broker's own. ``key_command``: its
     output is the host's key, instead of the vault's own file or a systemd credential. ``scrub_uid``: the user that the
-    scrubber becomes; as root 1900000998 by default, a number that no account may have.
+    scrubber becomes, where root starts the broker.
     """
 
     model_config = SettingsConfigDict(env_prefix="RINGFENCE_BROKER_", frozen=True, extra="forbid")
@@ -24,4 +23,4 @@ class BrokerSettings(BaseSettings):
     home: Path
     agents: tuple[int, ...] = ()
     key_command: tuple[str, ...] = ()
-    scrub_uid: int | None = 1_900_000_998 if os.geteuid() == 0 else None
+    scrub_uid: int | None = None

@@ -28,12 +28,13 @@ from broker.vault.audit import Audit, Head
 from broker.vault.counter import Clerk
 from broker.vault.disk import Folder
 from broker.vault.errors import VaultBusyError, VaultError, VaultUsageError
-from broker.vault.hostkey import CommandKey
+from broker.vault.hostkey import GivenKey
 from broker.vault.keystore import MAX_VALUE_BYTES, Keystore
 from broker.vault.leases import Leases
 from broker.vault.operator import COUNTER
 from broker.vault.rules import Ask, Mode, Rules, decide
 from broker.vault.rulesfile import RULES_FILE, load_rules
+from runner.cli.broker import as_owner, hand_over
 from runner.cli.options import HomeOption, JsonOption, RedisOption, pairs
 from runner.cli.output import print_json, print_line, print_table, say
 from runner.cli.site import site_of
@@ -66,7 +67,8 @@ def init(
     check_safe(place)
     with _said():
         shown = keystore.create(place.vault, recovery or ())
-    with _said(), _opened(place.vault) as (store, record):
+        hand_over(place)
+    with _said(), _opened(place) as (store, record):
         record.write("vault.made", recipients=len(store.recipients))
     if shown is not None:
         say("this recovery key is shown once and stored nowhere; keep it off this host, it opens every secret:")
@@ -153,8 +155,12 @@ def restore(
     redis: RedisOption = None,
 ) -> None:
     """Open a copied vault with the recovery key, and give it a host key of this host."""
-    place = site_of(context, home, redis).home.vault
-    with _said(), Keystore(place, CommandKey(["/bin/cat", str(recovery)])) as store:
+    place = site_of(context, home, redis).home
+    try:
+        key = recovery.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{recovery}: {error.strerror}") from None
+    with _said(), as_owner(place) as path, Keystore(path, GivenKey(key)) as store:
         store.rehost()
         good, bad = store.verify()
     say(f"{good} versions open with this host's new key" + (f"; lost: {', '.join(bad)}" if bad else ""))
@@ -237,8 +243,8 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Check the record's chain and print it; the last line says its end, to be noted elsewhere."""
-    place = site_of(context, home, redis).home.vault
-    with _said(), contextlib.closing(Folder(place)) as folder:
+    place = site_of(context, home, redis).home
+    with _said(), as_owner(place) as path, contextlib.closing(Folder(path)) as folder:
         data = folder.read(audits.AUDIT_FILE, _MAX_AUDIT_BYTES)
         seed = seeds.read(folder, hostkey.parse(hostkey.source_of(folder, os.environ).read()))
         head, lines = audits.verify(data, seed, _anchor(anchor))
@@ -255,15 +261,15 @@ def _ask(place: Home, **order: object) -> Mapping[str, object]:
     """Have the running broker do something, or do it here if none runs; what goes wrong becomes our own error."""
     with _said():
         try:
-            with _opened(place.vault) as (store, record):
+            with _opened(place) as (store, record):
                 return Clerk(store, record, Leases(Rules())).act(order)
         except VaultBusyError:
             return operator.ask(place.sockets / COUNTER, order)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Keystore, Audit]]:
-    with Keystore(path, hostkey.outside(os.environ)) as store:
+def _opened(place: Home) -> Iterator[tuple[Keystore, Audit]]:
+    with as_owner(place) as path, Keystore(path, hostkey.outside(os.environ)) as store:
         folder = Folder(path)
         try:
             record = Audit(folder, store.audit_seed())

@@ -86,12 +86,10 @@ class Stand:
         assert self.process is not None
         if self.process.poll() is not None:
             raise AssertionError((self.home / "broker.log").read_text())
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-            try:
-                line.connect(str(self.home / "s" / "vault"))
-            except OSError:
-                return False
-            return True
+        try:
+            return bool(self.operator(op="status")["ok"])
+        except (OSError, ValueError):
+            return False
 
 
 class Job:

@@ -1,0 +1,84 @@
+"""A job's own line to the vault broker: one question at a time on descriptor 101.
+
+Called by bootstrap (secrets that are delivered before the job starts) and by applications as ``runner.secret``. Must
+never be loaded by a job without secrets, write a value anywhere but where its grant says, or put one into an error.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
+
+from runner.wire.frames import FD_BROKER
+
+__all__ = ["FOLDER", "SecretError", "deliver", "get"]
+
+FOLDER: Final = "/run/secrets"
+_MAX_REPLY_BYTES: Final = 64 * 1024
+_PENDING_S: Final = 0.2
+_WHY: Final = {
+    "denied": "this job was not granted it as a value",
+    "expired": "its time is over",
+    "used-up": "it was handed out as often as the rule allows",
+    "not-you": "this process is not inside the job's sandbox",
+    "slow-down": "too many requests at once",
+    "unavailable": "the vault can't open or record it now",
+}
+
+
+class SecretError(Exception):
+    """A secret was not handed over; ``code`` is the broker's word for why."""
+
+    def __init__(self, name: str, code: str) -> None:
+        super().__init__(f"secret {name}: {_WHY.get(code, code)}")
+        self.code = code
+
+
+def get(name: str, *, wait: bool = True) -> bytes:
+    """Return the value of a secret that this job was granted as get, file or env.
+
+    ``wait``: while a person has not approved it yet, ask again; the job's time limit is the end of that.
+
+    Raises:
+        SecretError.
+    """
+    question = json.dumps({"op": "get", "name": name}).encode()
+    while True:
+        try:
+            os.write(FD_BROKER, question)
+            reply = json.loads(os.read(FD_BROKER, _MAX_REPLY_BYTES) or b"{}")
+        except (OSError, ValueError):
+            raise SecretError(name, "there is no line to a broker") from None
+        if reply.get("ok"):
+            return base64.b64decode(reply["value"])
+        code = str(reply.get("err", "there is no line to a broker"))
+        if code != "pending" or not wait:
+            raise SecretError(name, code)
+        time.sleep(_PENDING_S)
+
+
+def deliver(secrets: Sequence[Mapping[str, object]], env: dict[str, str]) -> None:
+    """Put the secrets that are granted as env and file where they belong, before the job starts.
+
+    Raises:
+        SecretError, OSError.
+    """
+    for one in secrets:
+        name, mode = str(one["name"]), one["mode"]
+        if mode == "env":
+            env[str(one["target"])] = get(name).decode("utf-8", "surrogateescape")
+        elif mode == "file":
+            env[f"{name}_FILE"] = _write(name, get(name))
+
+
+def _write(name: str, value: bytes) -> str:
+    os.makedirs(FOLDER, mode=0o700, exist_ok=True)
+    path = os.path.join(FOLDER, name)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400)
+    with os.fdopen(fd, "wb") as file:
+        file.write(value)
+    return cast("str", path)
