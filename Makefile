@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo-env demo test check format bench lock clean
+.PHONY: help env demo-env demo test check format bench endurance lock clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -37,6 +37,9 @@ format: env ## rewrite the sources in the project's format
 
 bench: env ## throughput and latency against stock rq, measured in one run
 	@$(BIN)/python tests/bench/main.py
+
+endurance: env ## 500 kills of hostile trees, 200 agents killed, 5,000 jobs on 64 slots: survivors, leaks and times
+	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -p no:cacheprovider -m endurance tests/security
 
 lock: ## the locked requirements anew, from pyproject.toml and requirements/*.in
 	@requirements/environment .cache/lock requirements/lock.txt

@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["ANSWER_S", "BrokerAway", "BrokerClient", "LeaseAsk", "LeaseRefused", "SecretAsk"]
+__all__ = ["ANSWER_S", "CONTROL", "BrokerAway", "BrokerClient", "LeaseAsk", "LeaseRefused", "SecretAsk"]
 
+#: The agents' socket, below the home's folder of sockets.
+CONTROL: Final = "broker"
 #: Longest wait for one answer.
 ANSWER_S: Final = 2.0
 RETRY_S: Final = 0.2

@@ -35,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one agent until SIGTERM or SIGINT; return the exit status."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    # At level B the kernel counts descriptors in flight per user, jobs' too, against the sender's own soft limit.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         _check_packages()
         return asyncio.run(serve(_settings(arguments)))

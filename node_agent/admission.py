@@ -10,7 +10,7 @@ An admitted job's path goes on in node_agent/supervisor.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from node_agent import policy as policies
@@ -23,12 +23,12 @@ from runner.wire.errors import WireError
 from runner.wire.spec import JobSpec
 from runner.wire.states import RefuseReason
 
-__all__ = ["Admitted", "Denial", "Enforcement", "Offer", "Rules", "admit"]
+__all__ = ["Admitted", "Denial", "Enforcement", "Offer", "Rules", "admit", "asked_of"]
 
 #: A node's clock may lag or lead a client's by this much, in milliseconds.
 CLOCK_SLACK_MS: Final = 120_000
-#: Levels that untrusted jobs may run at; lower ones (and ``none``) come with the ladder's own issue.
-_LEVELS: Final = ("A", "B")
+#: Levels at which anything runs; untrusted jobs need B. ``none`` is none of them.
+_LEVELS: Final = ("A", "B", "C", "D", "E", "F")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,20 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """What this host really enforces, as probed: ``level`` A, B or none, and the totals it can bound.
+    """What this host really enforces, as probed: ``level`` A to F or none, and what it can't give who asks for it.
 
-    ``totals``: subset of memory, cpu, pids. ``why`` and ``fix`` say what is missing and the exact command that helps.
+    ``lacks``: promise (read, write, net HOST:PORT, memory, cpu, pids, disk) → why it is not kept here. ``why`` and
+    ``fix`` say what is missing below B and the exact command that helps. ``most_pids``: without a cpu controller a job
+    with many processes starves the agent (attack 35). ``most_disk_bytes``: without a memory cgroup a workspace is
+    charged to nobody (attack 33).
     """
 
     level: str
-    totals: frozenset[str] = frozenset()
+    lacks: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
     fix: str = ""
+    most_pids: int | None = None
+    most_disk_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The job may run. ``rule`` is the policy rule that allows it."""
+    """The job may run. ``rule`` is the policy rule that allows it, ``net`` what network destinations that lists."""
 
     spec: JobSpec
     signer: str
     rule: str
+    net: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ def admit(offer: Offer, rules: Rules, ledger: Callable[[str, int], str], now_ms:
     if not decision.allowed:
         return Denial(RefuseReason.POLICY, decision.message, spec)
     denial = _task(spec, rules) or _enforceable(spec, rules.enforcement) or _secrets(spec)
-    return denial if denial is not None else Admitted(spec, key.id, decision.rule)
+    return denial if denial is not None else Admitted(spec, key.id, decision.rule, decision.net)
 
 
 def _verified(offer: Offer, rules: Rules) -> tuple[TrustedKey, JobSpec] | Denial:
@@ -164,12 +170,21 @@ def _place(spec: JobSpec, rules: Rules) -> Denial | None:
     labels = rules.labels or {}
     if spec.node not in (None, rules.node) or any(labels.get(key) != value for key, value in spec.labels.items()):
         return Denial(RefuseReason.POLICY, f"the job is pinned elsewhere; node {rules.node} may not serve it", spec)
-    level = rules.enforcement.level
-    if level not in _LEVELS or level > min("B", spec.min_level):
-        facts = rules.enforcement
-        message = f"the job needs isolation level {spec.min_level}, node {rules.node} offers {level}"
-        return Denial(RefuseReason.LEVEL, f"{message}: {facts.why}. Fix: {facts.fix}" if facts.why else message, spec)
-    return None
+    return _level(spec, rules)
+
+
+def _level(spec: JobSpec, rules: Rules) -> Denial | None:
+    """Below B only trusted jobs run, and only if the policy says so, too (it is asked next)."""
+    facts = rules.enforcement
+    needed = spec.min_level if spec.trusted else min("B", spec.min_level)
+    if facts.level in _LEVELS and facts.level <= needed:
+        return None
+    message = f"the job needs isolation level {needed}, node {rules.node} offers {facts.level}"
+    if facts.why:
+        message += f": {facts.why}. Fix: {facts.fix}"
+    if facts.level in _LEVELS and not spec.trusted:
+        message += "; or, if the code is your own: --trusted, and trusted = true in the rule of this node's policy"
+    return Denial(RefuseReason.LEVEL, message, spec)
 
 
 def _task(spec: JobSpec, rules: Rules) -> Denial | None:
@@ -180,23 +195,46 @@ def _task(spec: JobSpec, rules: Rules) -> Denial | None:
 
 
 def _enforceable(spec: JobSpec, host: Enforcement) -> Denial | None:
-    if spec.grants.net:
-        return Denial(RefuseReason.UNENFORCEABLE, "network grants are not in this version; only --net none is", spec)
     if spec.grants.tools:
         return Denial(RefuseReason.UNENFORCEABLE, "tools are not in this version", spec)
     if spec.profile.startswith("reuse="):
         return Denial(RefuseReason.UNENFORCEABLE, "the reuse profile is not in this version", spec)
-    asked = (("memory", spec.grants.memory_bytes), ("cpu", spec.grants.cpus), ("pids", spec.grants.pids))
-    for name, value in asked:
-        if value is not None and name not in host.totals:
-            message = f"this host can't enforce a {name} total at level {host.level} (it needs a cgroup)"
+    for name in asked_of(spec):
+        if name in host.lacks:
+            message = f"this host can't enforce {name!r} at level {host.level}: {host.lacks[name]}"
             return Denial(RefuseReason.UNENFORCEABLE, f"{message}; `ringfence doctor` on the node prints the fix", spec)
+    if spec.grants.pids is not None and host.most_pids is not None and spec.grants.pids > host.most_pids:
+        message = f"without a cpu controller a job has at most {host.most_pids} processes, not {spec.grants.pids}"
+        return Denial(RefuseReason.UNENFORCEABLE, f"{message}; `ringfence doctor` on the node prints the fix", spec)
+    most, disk = host.most_disk_bytes, spec.grants.disk_bytes
+    if most is not None and disk is not None and disk > most:
+        message = f"without a memory cgroup a job's workspace has at most {most >> 20} MiB here, not {disk >> 20}"
+        return Denial(RefuseReason.UNENFORCEABLE, f"{message}; `ringfence doctor` on the node prints the fix", spec)
     return None
 
 
+def asked_of(spec: JobSpec) -> tuple[str, ...]:
+    """Return the promises that a job asks for, by the names of containment/promises.py."""
+    grants = spec.grants
+    asked = (
+        ("read", any(path.mode == "read" for path in grants.paths)),
+        ("write", any(path.mode == "write" for path in grants.paths)),
+        ("net HOST:PORT", bool(grants.net)),
+        ("net none", not grants.net),
+        ("secrets", bool(grants.secrets)),
+        ("memory", grants.memory_bytes is not None),
+        ("cpu", grants.cpus is not None),
+        ("pids", grants.pids is not None),
+        ("disk", grants.disk_bytes is not None),
+        ("no exec", grants.no_exec),
+    )
+    return tuple(name for name, is_asked in asked if is_asked)
+
+
 def _secrets(spec: JobSpec) -> Denial | None:
-    if not spec.grants.secrets:
+    """What a broker of this version does not do; whether there is one at all is asked before the start."""
+    names = ", ".join(secret.name for secret in spec.grants.secrets if secret.mode == "proxy")
+    if not names:
         return None
-    names = ", ".join(secret.name for secret in spec.grants.secrets)
-    message = f"the job asks for {names}, and this version has no vault broker; it never runs without"
+    message = f"the job asks for {names} by proxy, which is not in this version; get, file and env are"
     return Denial(RefuseReason.BROKER_UNAVAILABLE, message, spec)

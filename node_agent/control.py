@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
@@ -19,9 +19,11 @@ from node_agent.admission import Rules
 from node_agent.errors import StoreAwayError
 from node_agent.lanes import Lanes
 from node_agent.mail import Mail
+from node_agent.pausing import Holder, Order, Pauser, still_all
 from node_agent.records import Notary
 from node_agent.rq_store import Store
 from node_agent.run import KillOrder, Run, now_ms
+from node_agent.sequences import Sequences
 from node_agent.supervisor import Supervisor
 from runner import signing
 from runner.wire import ids, record
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _BLOCK_MS: Final = 1000
 _COUNT: Final = 32
+#: Who may stop a job may also make it stand still, and let it go on.
+_RIGHTS: Final = {"kill": {"kill"}, "pause": {"kill", "operate"}, "resume": {"kill", "operate"}}
 BACKOFF_S: Final = (0.05, 2.0)
 #: How long a command waits for a claim that the store shows but the turn's answer has not brought yet, in seconds.
 _CLAIM_WAIT_S: Final = 2.0
@@ -63,6 +67,7 @@ class Control:
         mail: Mail,
         notary: Notary,
         rules: Rules,
+        sequences: Sequences,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -72,6 +77,8 @@ class Control:
         self._mail = mail
         self._notary = notary
         self._rules = rules
+        self._sequences = sequences
+        self._pauser = Pauser(notary, mail)
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[tuple[str, str]] = set()
         self._again = True
@@ -160,20 +167,58 @@ class Control:
     async def _obey(self, fields: dict[bytes, bytes]) -> None:
         payload, signature = fields.get(b"command", b""), fields.get(b"sig", b"").decode("ascii", "replace")
         job = fields.get(b"job", b"").decode("ascii", "replace")
-        named = fields.get(b"why") != b"cutoff"
+        why = fields.get(b"why")
+        named = why in {b"held", b"removed"}
         try:
             command = record.loads(Command, payload, limit_bytes=MAX_COMMAND_BYTES)
         except WireError as error:
             log.warning("unreadable command", extra={"error": str(error)})
             return
-        key = judge(command, payload, signature, self._rules, now_ms(), expires=not named)
-        if key is None:
+        key = judge(command, payload, signature, self._rules, now_ms(), expires=not named or command.op != "kill")
+        # The signed word says what is to be done; where the entry stands must agree with it.
+        if key is None or (command.op == "kill") == (why == b"pause"):
             log.warning("command refused", extra={"command": command.id, "job": job})
-            return
-        if not named:
+        elif command.op != "kill":
+            await self._hold(command, key)
+        elif not named:
             await self._cut(command, key)
         elif command.selector.kind == "job" and command.selector.value == job and _covers(key, ids.tenant_of(job)):
-            await self._kill(command, job, removed=fields.get(b"why") == b"removed")
+            await self._kill(command, job, removed=why == b"removed")
+
+    async def _hold(self, command: Command, key: TrustedKey) -> None:
+        """Pause or resume what runs here and is hit; answer for each, and a selector with the count."""
+        op: Literal["pause", "resume"] = "pause" if command.op == "pause" else "resume"
+        holder: Holder = "operator" if "operate" in key.may else "owner"
+        order = Order(op, holder, command.id, command.reason, command.by)
+        one = command.selector.value if command.selector.kind == "job" else None
+        if one is not None:
+            if not _covers(key, ids.tenant_of(one)):
+                return
+            run = self._supervisor.find(one) or await self._arriving(one)
+            hit = [] if run is None else [run]
+        else:
+            hit = [run for run in self._supervisor.runs() if _aims_at(command, key, run)]
+        known = self._sequences.take(key.id, command, now_ms())
+        if known == "old":
+            log.warning("order came after a later one", extra={"command": command.id})
+            for job in [run.job_id for run in hit] or ([one] if one is not None else []):
+                reason = "a later order of this key came first, or its clock is wrong: look, and order again"
+                self._mail.paused(
+                    self._notary.pause_receipt(job, command.id, op, "refused", reason=reason, by=command.by)
+                )
+        elif one is not None and not hit:
+            state, attempt = await self._store.state_of(one)
+            outcome = "already_ended" if state in END_STATES else "unknown" if state is None else "not_running"
+            answer = self._notary.pause_receipt(
+                one, command.id, op, outcome, state=state or "", attempt=attempt, by=command.by
+            )
+            self._mail.paused(answer)
+        else:
+            act = known == "new"
+            for receipt in await asyncio.gather(*(self._pauser.carry_out(run, order, act=act) for run in hit)):
+                self._mail.paused(receipt)
+        if one is None:
+            self._mail.done(command.id, len(hit))
 
     async def _kill(self, command: Command, job: str, *, removed: bool) -> None:
         order = _order(command)
@@ -211,15 +256,15 @@ class Control:
         return tuple(lane for lane in await self._store.lanes() if self._lanes.serves(lane))
 
     def _hits(self, run: Run, command: Command, key: TrustedKey) -> bool:
-        if run.spec is None or command.selector.field not in run.selectors or not _covers(key, run.spec.tenant):
-            return False
-        if command.tenants is not None and run.spec.tenant not in command.tenants:
+        if not _aims_at(command, key, run):
             return False
         return self._store.cutoff_for(run.job_id, run.seq, (command.selector.field,)) is not None
 
     async def _end(self, runs: Iterable[Run], order: KillOrder) -> None:
         """Kill and answer each; returns when every answer is on its way."""
         chosen = list(runs)
+        if not order.grace_s or order.force:
+            await still_all(chosen)
         for run in chosen:
             run.kill(order)
         for run in chosen:
@@ -245,7 +290,7 @@ def judge(
     A kill that names one job is carried out even if expired (``expires`` False): killing is the safe side.
     """
     key = rules.trust.get(signing.signer_of(signature))
-    if key is None or key.revoked or "kill" not in key.may:
+    if key is None or key.revoked or not _RIGHTS[command.op].intersection(key.may):
         return None
     if command.audience not in {"*", rules.node} or (expires and at_ms > command.expires_at_ms):
         return None
@@ -254,6 +299,13 @@ def judge(
 
 def _covers(key: TrustedKey, tenant: str) -> bool:
     return "*" in key.tenants or tenant in key.tenants
+
+
+def _aims_at(command: Command, key: TrustedKey, run: Run) -> bool:
+    """Return whether the selector hits the attempt, as its signed envelope says, and the key may reach its tenant."""
+    if run.spec is None or command.selector.field not in run.selectors or not _covers(key, run.spec.tenant):
+        return False
+    return command.tenants is None or run.spec.tenant in command.tenants
 
 
 def _order(command: Command) -> KillOrder:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
@@ -26,6 +27,10 @@ log = logging.getLogger(__name__)
 BACKOFF_S: Final = (0.05, 2.0)
 #: A start mark waits so long for the turn of another mark or end, in seconds: short jobs then take one turn, not two.
 MARK_S: Final = 0.01
+#: While more than CROWD other attempts run, turns follow each other at this distance, in seconds: the cores have work,
+#: and one turn for several ends costs less than one each. A lone end, or one that somebody waits for, goes at once.
+COMPANY_S: Final = 0.01
+CROWD: Final = 2 * (os.cpu_count() or 1) - 1
 #: How often new lanes are looked for while the known ones hold work, in seconds.
 LOOK_S: Final = 1.0
 
@@ -85,6 +90,8 @@ class Dispatcher:
         self._finishes: list[Finish] = []
         self._starts: list[Start] = []
         self._stirred = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sent_s = 0.0
         self._work = True
         #: Set while the last turn found the lanes empty.
         self.dry = asyncio.Event()
@@ -115,7 +122,10 @@ class Dispatcher:
         self._finishes.append(finish)
         if free_slot and finish.claim.slot is not None:
             self._free.add(finish.claim.slot)
-        self._stirred.set()
+        if self.busy > CROWD and finish.state is not State.KILLED:
+            self._stir_at(self._sent_s + COMPANY_S)
+        else:
+            self._stirred.set()
 
     def mark(self, start: Start, *, urgent: bool = False) -> None:
         """Hand in a start mark; it waits a moment for company unless it is ``urgent`` (somebody waits for it)."""
@@ -123,7 +133,7 @@ class Dispatcher:
         if urgent:
             self._stirred.set()
         else:
-            asyncio.get_running_loop().call_later(MARK_S, self._stirred.set)
+            self._stir_at(asyncio.get_running_loop().time() + MARK_S)
 
     async def run(self) -> None:
         """Turn until cancelled. Raises LeaseLostError when this boot has no lease any more."""
@@ -131,9 +141,11 @@ class Dispatcher:
         while True:
             await self._stirred.wait()
             self._stirred.clear()
+            self._disarm()
             turn = self._next()
             if turn is None:
                 continue
+            self._sent_s = asyncio.get_running_loop().time()
             try:
                 reply = await self._store.turn(turn)
             except StoreAwayError as error:
@@ -154,6 +166,18 @@ class Dispatcher:
                     self._stirred.set()
                     await asyncio.sleep(0.01)
         return not self._finishes
+
+    def _stir_at(self, due_s: float) -> None:
+        """Have the next turn not later than ``due_s``, by the loop's clock."""
+        if self._stirred.is_set() or (self._timer is not None and self._timer.when() <= due_s):
+            return
+        self._disarm()
+        self._timer = asyncio.get_running_loop().call_at(due_s, self._stirred.set)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _next(self) -> Turn | None:
         finishes, self._finishes = self._finishes, []

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from node_agent.admission import Denial
-from node_agent.containment.errors import ContainmentError, GroupError, SetupError
+from node_agent.containment.errors import ContainmentError, DoorError, GroupError, LeaseError, SetupError
 from node_agent.containment.plan import Usage, Verdict
-from node_agent.lifecycle import Ending, may_retry
+from node_agent.lifecycle import LIMIT_REASONS, Ending, may_retry
 from node_agent.records import Notary
 from node_agent.resultcheck import Result
 from node_agent.run import KillOrder, Run, now_ms
@@ -67,7 +67,7 @@ def finish_of(claim: Claim, run: Run, ending: Ending, notary: Notary, evidence: 
         return _retry(claim, ending, notary, known, started=started)
     value = known.result.value if known.result is not None and ending.state == State.FINISHED else None
     outcome = notary.outcome(_outcome(claim, run, ending, notary, known, value))
-    facts = _detail(run, ending, known.verdict)
+    facts = _detail(run, ending, known.verdict, known.output_bytes)
     event = notary.event(EventType.JOB_ENDED, job=claim.job, attempt=claim.attempt, detail=facts)
     return Finish(
         claim=claim,
@@ -133,6 +133,10 @@ def unbuilt(error: ContainmentError) -> Ending:
         detail = f"the sandbox could not be built, step {error.step} failed: {error.detail or error}"
     elif isinstance(error, GroupError):
         detail = f"a limit could not be set: {error}"
+    elif isinstance(error, DoorError):
+        return Ending(State.REFUSED, RefuseReason.BROKER_UNAVAILABLE, 125, detail=str(error))
+    elif isinstance(error, LeaseError):
+        return Ending(State.REFUSED, RefuseReason(error.reason), 125, detail=str(error))
     else:
         return Ending(State.FAILED, FailReason.NODE_FAULT, detail=f"no sandbox could be made: {error}")
     return Ending(State.REFUSED, RefuseReason.UNENFORCEABLE, 125, detail=detail)
@@ -147,15 +151,24 @@ def order_of(word: KillWord) -> KillOrder:
     return KillOrder(command.id, command.issued_at_ms, command.grace_s, command.force, command.reason, command.by)
 
 
-def exception_ending(error: dict[str, str]) -> Ending:
-    """Return the end of a task that raised. Never ``refused``: the job's own code ran, and may claim what it likes."""
+def exception_ending(error: dict[str, str], limit: str = "", data_bytes: int | None = None) -> Ending:
+    """Return the end of a task that raised. Never ``refused``: the job's own code ran, and may claim what it likes.
+
+    ``limit``: the verdict's; ``data_bytes``: what one process may hold, where this host has no memory total.
+    """
     if error["type"] == "ResultTooLarge":
         return Ending(State.FAILED, FailReason.RESULT_NOT_STORABLE, 1, detail=error["message"])
     first = error["message"].splitlines()[0][:500] if error["message"] else ""
-    return Ending(State.FAILED, FailReason.EXCEPTION, 1, detail=f"{error['type']}: {first}" if first else error["type"])
+    told = f"{error['type']}: {first}" if first else error["type"]
+    if error["type"] == "MemoryError" and data_bytes is not None:
+        told += f" (a process may hold {data_bytes >> 20} MiB here; this host has no total for memory)"
+        return Ending(State.FAILED, FailReason.MEMORY_LIMIT, 1, detail=told)
+    return Ending(State.FAILED, LIMIT_REASONS.get(limit, FailReason.EXCEPTION), 1, detail=told)
 
 
-def _detail(run: Run, ending: Ending, verdict: Verdict | None) -> dict[str, str | int | float | bool]:
+def _detail(
+    run: Run, ending: Ending, verdict: Verdict | None, output_bytes: int
+) -> dict[str, str | int | float | bool]:
     detail: dict[str, str | int | float | bool] = {"state": ending.state}
     for key, value in (("reason", ending.reason), ("exit_code", ending.exit_code), ("signal", ending.signal)):
         if value is not None:
@@ -163,6 +176,11 @@ def _detail(run: Run, ending: Ending, verdict: Verdict | None) -> dict[str, str 
     if run.orders:
         order = run.orders[0]
         detail |= {"command": order.command, "by": order.by, "kill_reason": order.reason, "forced": run.forced}
+    if verdict is not None:
+        usage = verdict.usage
+        detail |= {"wall_s": usage.wall_s, "cpu_s": round(usage.cpu_s, 6), "max_rss_bytes": usage.max_rss_bytes}
+    if output_bytes:
+        detail["output_bytes"] = output_bytes
     if verdict is not None and verdict.kill_ms:
         detail |= {"processes": verdict.usage.processes, "method": verdict.method, "kill_ms": round(verdict.kill_ms, 3)}
     return detail

@@ -3,9 +3,14 @@
     NodeError
     ├── PolicyError     policy or trust file that can't be used: the agent does not start
     ├── SetupError      this host or home can't run an agent (exit 78)
+    ├── LeftoverError   what an earlier start left is not proved gone (exit 75: try again)
     ├── NameTakenError  another live agent has this name
     ├── StoreAwayError  the store did not answer; the same call may succeed later
     ├── LeaseLostError  this agent start was declared dead by others; everything it holds is void
+    ├── EgressError     a job's net grants can't be enforced (reason: a refuse reason of the wire)
+    │   ├── EgressMissingError  no egress process serves this home
+    │   ├── EgressAwayError     it does not answer now
+    │   └── EgressRefusedError  what is granted can never be reached, or is no destination
     └── InvariantError  a state that must not exist; a defect of ours
 
 Called by the agent's own modules and its __main__. Must never cross to a job.
@@ -13,9 +18,16 @@ Called by the agent's own modules and its __main__. Must never cross to a job.
 
 from __future__ import annotations
 
+from runner.wire.states import RefuseReason
+
 __all__ = [
+    "EgressAwayError",
+    "EgressError",
+    "EgressMissingError",
+    "EgressRefusedError",
     "InvariantError",
     "LeaseLostError",
+    "LeftoverError",
     "NameTakenError",
     "NodeError",
     "PolicyError",
@@ -43,6 +55,13 @@ class SetupError(NodeError):
     code = "setup"
 
 
+class LeftoverError(NodeError):
+    """Processes of an earlier start of this node may still live: nothing new may run beside them."""
+
+    code = "leftover"
+    retryable = True
+
+
 class NameTakenError(NodeError):
     """Another live agent holds this node name."""
 
@@ -61,6 +80,34 @@ class LeaseLostError(NodeError):
 
     code = "lease_lost"
     retryable = True
+
+
+class EgressError(NodeError):
+    """Root of what the egress process can't give; ``reason`` is the refusal's."""
+
+    code = "egress"
+    reason = RefuseReason.UNENFORCEABLE
+
+
+class EgressMissingError(EgressError):
+    """No egress process was ever started for this home."""
+
+    code = "egress_missing"
+
+
+class EgressAwayError(EgressError):
+    """The egress process is starting, stuck or dead."""
+
+    code = "egress_away"
+    reason = RefuseReason.BROKER_UNAVAILABLE
+    retryable = True
+
+
+class EgressRefusedError(EgressError):
+    """A destination that policy, or no policy at all, can open."""
+
+    code = "egress_refused"
+    reason = RefuseReason.POLICY
 
 
 class InvariantError(NodeError):

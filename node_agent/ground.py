@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
+import logging
 import os
 import resource
 import sys
@@ -17,14 +18,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent import policy
+from node_agent import policy, room, trees
 from node_agent.admission import Enforcement, Rules
 from node_agent.containment.cgroup import NodeGroups
 from node_agent.containment.errors import GroupBusy
 from node_agent.containment.host import HostReport
+from node_agent.containment.lower.workspace import Workspaces
 from node_agent.containment.paths import Protected
 from node_agent.containment.sweep import Journal, sweep_folders
-from node_agent.errors import InvariantError, NameTakenError, PolicyError, SetupError
+from node_agent.errors import InvariantError, LeftoverError, NameTakenError, PolicyError, SetupError
 from node_agent.sandbox import Defaults
 from node_agent.settings import AgentSettings
 from runner import keyring, trust
@@ -34,8 +36,13 @@ from runner.signing import Signer
 
 __all__ = ["Ground", "prepare"]
 
-#: Memory of one job without an asked total: at most this, and at most its slot's share of the host.
-MEMORY_BYTES = 2 << 30
+log = logging.getLogger(__name__)
+
+#: Of every job where no cpu controller keeps a share for the agent (attack 35).
+NICE = 19
+MOST_PIDS = 128
+#: What a sweep says of processes that outlived their SIGKILL.
+NOT_GONE = "NOT PROVED GONE"
 _NODE_FOLDERS = ("moulds", "work")
 #: The host's folders that every job sees besides the node's own code.
 SYSTEM_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ssl")
@@ -55,6 +62,10 @@ class Ground:
     journal: Journal
     protected: Protected
     swept: tuple[str, ...]
+    #: Trees that jobs see and others may put sockets into (attack 16).
+    loose: tuple[str, ...]
+    #: What this start had to change; told as events once.
+    notes: tuple[str, ...]
     _lock: int
     report: HostReport | None = None
 
@@ -72,32 +83,39 @@ class Ground:
             node=self.settings.name,
             trust=self.trust.by_id(),
             policy=self.policy,
-            enforcement=Enforcement(report.level, self._totals(report), report.why, report.fix),
+            enforcement=Enforcement(
+                report.level,
+                {each.name: each.how for each in report.promises if each.asked and not each.kept},
+                report.why,
+                report.fix,
+                most_pids=None if "cpu" in report.enforces else MOST_PIDS,
+                most_disk_bytes=self._room(report).most_disk,
+            ),
             tasks=self.settings.tasks,
             labels=self.settings.labels,
         )
 
     def defaults(self, report: HostReport) -> Defaults:
         """Return the limits of jobs that ask for none. Without a group tmpfs is charged to nobody (attack 33)."""
-        ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        share = ram // self.settings.slots
-        bounded = self.groups is not None and "memory" in self.groups.enforces
-        room = min(1 << 30, share // 4) if not bounded else 1 << 30
+        own = self._room(report)
+        shared = "cpu" not in report.enforces
         return Defaults(
             level=report.level,
             python_paths=python_paths(),
             task_paths=self.settings.task_path,
-            memory_bytes=min(MEMORY_BYTES, share) if bounded else None,
+            loose_paths=self.loose,
+            memory_bytes=own.memory,
+            data_bytes=own.data,
             files=1024 if report.level == "A" else min(1024, _hard_files() // 4),
-            disk_bytes=room,
-            tmp_bytes=min(256 << 20, room // 4),
-            shm_bytes=min(64 << 20, room // 8),
+            disk_bytes=own.disk,
+            tmp_bytes=own.tmp,
+            shm_bytes=own.shm,
+            nice=NICE if shared else 0,
+            pids=min(512, MOST_PIDS) if shared else 512,
         )
 
-    def _totals(self, report: HostReport) -> frozenset[str]:
-        found = self.groups.enforces & {"memory", "cpu", "pids"} if self.groups is not None else frozenset[str]()
-        # A fresh user namespace counts its own processes only, so RLIMIT_NPROC is a total at level B.
-        return found | {"pids"} if report.level == "B" else found
+    def _room(self, report: HostReport) -> room.Room:
+        return room.split(_ram(), self.settings.slots, counted="memory" in report.enforces)
 
 
 def prepare(settings: AgentSettings) -> Ground:
@@ -112,6 +130,7 @@ def prepare(settings: AgentSettings) -> Ground:
         for place in own_code():
             check_root_only(place)
     check_hidden((home.path, settings.home, home.keys), (*python_paths(), *settings.task_path, *SYSTEM_TREES))
+    loose = _without_sockets((*python_paths(), *settings.task_path))
     folder = settings.node_home
     for part in (folder.parent, folder, *(folder / name for name in _NODE_FOLDERS)):
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -120,10 +139,14 @@ def prepare(settings: AgentSettings) -> Ground:
     try:
         ceiling = _load_policy(settings, home)
         groups = _open_groups(settings)
+        settings, notes = fitting(settings, counted=groups is not None and "memory" in groups.enforces)
         swept = [*(groups.sweep() if groups is not None else [])]
         journal = Journal(folder / "moulds")
-        swept += journal.wait_gone()
+        # What the groups did not lose in their time is not given as much again.
+        swept += journal.wait_gone(1.0 if any(NOT_GONE in line for line in swept) else 10.0)
+        check_gone(swept)
         swept += sweep_folders(folder)
+        swept += Workspaces.of(folder).sweep()
         private = [home.keys, home.trust, home.client, settings.home, settings.policy or home.path / "policy.toml"]
         private += _usual_homes()
         return Ground(
@@ -137,6 +160,8 @@ def prepare(settings: AgentSettings) -> Ground:
             journal=journal,
             protected=Protected.collect(private=private, extra=settings.task_path),
             swept=tuple(swept),
+            loose=loose,
+            notes=notes,
             _lock=lock,
         )
     except BaseException:
@@ -144,6 +169,45 @@ def prepare(settings: AgentSettings) -> Ground:
             groups.close()
         os.close(lock)
         raise
+
+
+def fitting(settings: AgentSettings, *, counted: bool) -> tuple[AgentSettings, tuple[str, ...]]:
+    """Return the settings with no more slots than this host's memory has room for, and what to say of it."""
+    most = room.most_slots(_ram())
+    if counted or settings.slots <= most:
+        return settings, ()
+    note = (
+        f"{most} slots instead of {settings.slots}: without a memory cgroup the jobs' file systems must fit in half "
+        "the memory; `ringfence doctor` prints how to get one, or set fewer slots"
+    )
+    log.warning(note)
+    return settings.model_copy(update={"slots": most}), (note,)
+
+
+def check_gone(swept: Iterable[str]) -> None:
+    """Refuse to start beside what an earlier start left alive. Raises LeftoverError with what to do."""
+    stuck = [line for line in swept if NOT_GONE in line]
+    if stuck:
+        raise LeftoverError(
+            f"what an earlier start of this node left does not die: {'; '.join(stuck)}. It waits in the kernel, often "
+            "for a file system that does not answer: free that (umount -f; /sys/fs/fuse/connections/N/abort), or reboot"
+        )
+
+
+def _without_sockets(shown: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the trees that jobs see into which others may put sockets.
+
+    Raises:
+        SetupError: one of them holds a socket, which jobs could connect to through any mount.
+    """
+    found = trees.look(shown)
+    if found.sockets:
+        raise SetupError(
+            f"{found.sockets[0]} is a socket in a tree that jobs see, so they could connect to it: move or remove it"
+        )
+    for tree, folder in found.loose.items():
+        log.warning("others can write to %s: jobs that see %s get no Unix sockets", folder, tree)
+    return tuple(found.loose)
 
 
 def python_paths() -> tuple[str, ...]:
@@ -232,6 +296,10 @@ def _open_groups(settings: AgentSettings) -> NodeGroups | None:
         return NodeGroups.open(settings.name, home=settings.home)
     except GroupBusy as error:
         raise NameTakenError(str(error)) from None
+
+
+def _ram() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _hard_files() -> int:

@@ -80,7 +80,9 @@ class Heartbeat:
             started = asyncio.get_running_loop().time()
             await self.beat()
             pause = 0.1 if self.degraded else self._every_s
-            await asyncio.sleep(max(0.0, pause - (asyncio.get_running_loop().time() - started)))
+            wake = max(started + pause, asyncio.get_running_loop().time())
+            await asyncio.sleep(wake - asyncio.get_running_loop().time())
+            self._lease.late(asyncio.get_running_loop().time() - wake)
 
     async def run_recovery(self, every_s: float) -> None:
         """Look for lapsed agents, and now and then for kills whose notice got lost, until cancelled."""

@@ -13,6 +13,12 @@ from typing import Protocol
 __all__ = ["Lease", "boottime_ns"]
 
 
+#: The margin is at least this many times the worst delay of a wake-up that was seen.
+LATE_FACTOR = 10
+#: What is left of a delay at the next wake-up.
+FADE = 0.98
+
+
 class Holder(Protocol):
     """A slot's lifeline."""
 
@@ -32,7 +38,9 @@ class Lease:
         self, holders: Iterable[Holder], lease_s: float, margin_s: float, clock: Callable[[], int] = boottime_ns
     ) -> None:
         self._holders = tuple(holders)
-        self._span_ns = int((lease_s - margin_s) * 1e9)
+        self._lease_ns = int(lease_s * 1e9)
+        self._least_ns = self._margin_ns = int(margin_s * 1e9)
+        self._worst_s = 0.0
         self._clock = clock
         self._deadline_ns = 0
         self._gaps = 0
@@ -45,9 +53,17 @@ class Lease:
         """The store confirmed the renewal that was sent at ``sent_ns``."""
         if self.lapsed():
             self._gaps += 1
-        self._deadline_ns = max(self._deadline_ns, sent_ns + self._span_ns)
+        self._deadline_ns = max(self._deadline_ns, sent_ns + self._lease_ns - self._margin_ns)
         for holder in self._holders:
             holder.renew(self._deadline_ns)
+
+    def late(self, delay_s: float) -> None:
+        """A wake-up came so late: a mould may see its deadline as late, so the margin grows with the worst (attack 35).
+
+        Up to half the lease, so that one lost renewal ends no job; what lies far back counts less and less.
+        """
+        self._worst_s = max(delay_s, FADE * self._worst_s)
+        self._margin_ns = max(self._least_ns, min(int(LATE_FACTOR * self._worst_s * 1e9), self._lease_ns // 2))
 
     def lapsed(self) -> bool:
         """Whether jobs must be gone by now."""

@@ -6,16 +6,31 @@ job finished whose end was forced.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from node_agent.containment.plan import Verdict
 from runner.wire.spec import JobSpec
 from runner.wire.states import FailReason, RefuseReason, State, retryable
 
-__all__ = ["Cause", "Ending", "conclude", "may_retry"]
+__all__ = ["LIMIT_REASONS", "Cause", "Ending", "conclude", "may_retry"]
 
-Cause = Literal["", "kill", "time_limit", "output_limit", "lease", "shutdown"]
+#: The reason that a met limit gives a bad end, and the words for it.
+LIMIT_REASONS: Final = {
+    "memory": FailReason.MEMORY_LIMIT,
+    "pids": FailReason.PIDS_LIMIT,
+    "disk": FailReason.DISK_LIMIT,
+}
+_MET: Final = {
+    "memory": "the kernel killed a process of the job for using up its memory (--memory)",
+    "pids": "the job wanted more processes at a time than it may have (--pids)",
+    "disk": "one of /work, /tmp and /dev/shm was full at the end (--disk is the size of /work)",
+}
+_SIGNALLED: Final = 128
+_MOST_SIGNALS: Final = 65
+
+Cause = Literal["", "kill", "time_limit", "pause_limit", "output_limit", "lease", "shutdown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +60,20 @@ def conclude(verdict: Verdict, cause: Cause, *, result_problem: str | None = Non
     if verdict.kind in {"worker_died", "killed"}:
         return Ending(State.FAILED, FailReason.WORKER_DIED, detail="the sandbox itself was killed from outside")
     if verdict.limit and (verdict.kind == "signal" or verdict.code != 0):
-        reason = FailReason.MEMORY_LIMIT if verdict.limit == "memory" else FailReason.PIDS_LIMIT
-        return Ending(State.FAILED, reason, *_codes(verdict), detail=f"the job hit its {verdict.limit} limit")
+        how = f"; {_told(verdict)}"
+        return Ending(State.FAILED, LIMIT_REASONS[verdict.limit], *_codes(verdict), detail=_MET[verdict.limit] + how)
+    if verdict.kind == "signal" and verdict.signal == signal.SIGSYS:
+        detail = (
+            "ended by SIGSYS: it made a system call of another machine (32-bit or x32 code does not run here), "
+            "or a seccomp filter of its own ended it; calls that are only refused give it an error instead"
+        )
+        return Ending(State.FAILED, FailReason.SECCOMP, *_codes(verdict), detail=detail)
     if verdict.kind == "signal":
-        return Ending(State.FAILED, FailReason.SIGNAL, *_codes(verdict), detail=f"ended by signal {verdict.signal}")
+        return Ending(State.FAILED, FailReason.SIGNAL, *_codes(verdict), detail=_told(verdict))
     if result_problem is not None:
         return Ending(State.FAILED, FailReason.RESULT_NOT_STORABLE, *_codes(verdict), detail=result_problem)
     if verdict.code != 0:
-        return Ending(State.FAILED, FailReason.EXIT, *_codes(verdict), detail=f"exit code {verdict.code}")
+        return Ending(State.FAILED, FailReason.EXIT, *_codes(verdict), detail=_told(verdict))
     return Ending(State.FINISHED, None, 0)
 
 
@@ -65,6 +86,8 @@ def _forced(verdict: Verdict, cause: Cause) -> Ending:
     match cause:
         case "time_limit":
             return Ending(State.FAILED, FailReason.TIME_LIMIT, 124, detail="the job reached its time limit")
+        case "pause_limit":
+            return Ending(State.FAILED, FailReason.TIME_LIMIT, 124, detail="the job was still paused at its not_after")
         case "output_limit":
             return Ending(State.FAILED, FailReason.OUTPUT_LIMIT, detail="the job wrote more output than it may")
         case "lease":
@@ -73,6 +96,22 @@ def _forced(verdict: Verdict, cause: Cause) -> Ending:
             return Ending(State.LOST, "shutdown", detail="the node agent was stopped while the job ran")
         case _:
             return Ending(State.KILLED, "kill", *_codes(verdict))
+
+
+def _told(verdict: Verdict) -> str:
+    """Say how the first process ended; a shell passes on its child's signal as 128 + its number."""
+    if verdict.kind == "signal":
+        return f"ended by {_name(verdict.signal)}"
+    number = verdict.code - _SIGNALLED
+    hint = f" (as after {_name(number)})" if 0 < number < _MOST_SIGNALS else ""
+    return f"exit code {verdict.code}{hint}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _codes(verdict: Verdict) -> tuple[int | None, int | None]:

@@ -25,7 +25,7 @@ from node_agent.turns import Claim
 from runner.wire import record
 from runner.wire.envelope import Domain
 from runner.wire.keys import Keys
-from runner.wire.receipt import KillDone, Receipt
+from runner.wire.receipt import KillDone, PauseReceipt, Receipt
 
 __all__ = ["Mail"]
 
@@ -88,6 +88,13 @@ class Mail:
         if receipt.command:
             payload = record.dumps(dataclasses.replace(receipt, signature=""))
             fields: dict[str, bytes | str | int] = {"receipt": payload, "sig": receipt.signature}
+            self._put(_Entry(self._keys.replies(receipt.command), fields, REPLY_TTL_S))
+
+    def paused(self, receipt: PauseReceipt) -> None:
+        """Answer the command of a pause or resume; the node's own has none."""
+        if receipt.command:
+            payload = record.dumps(dataclasses.replace(receipt, signature=""))
+            fields: dict[str, bytes | str | int] = {"paused": payload, "sig": receipt.signature}
             self._put(_Entry(self._keys.replies(receipt.command), fields, REPLY_TTL_S))
 
     def done(self, command_id: str, count: int) -> None:

@@ -24,6 +24,9 @@ TAIL_BYTES: Final = 256 * 1024
 READ_BYTES: Final = 64 * 1024
 #: Wait before a flush so that small writes travel together, in seconds.
 FLUSH_S: Final = 0.01
+#: Its pipes are watched from so long after the start on, in seconds: most of a short job's life costs no call of the
+#: kernel, and what it wrote is read at its end.
+LISTEN_S: Final = 0.005
 #: Last output lines kept for the evidence of a failure.
 EVIDENCE_BYTES: Final = 2048
 
@@ -61,13 +64,23 @@ class Capture:
         self._flush: asyncio.Task[None] | None = None
         self._evidence = b""
         self.total_bytes = 0
-        for fd in pipes:
-            self._loop.add_reader(fd, self._read, fd)
+        self._listening = False
+        self._all_ended: asyncio.Future[None] | None = None
+        self._later = self._loop.call_later(LISTEN_S, self._listen)
 
     @property
     def evidence(self) -> str:
         """The last output, at most EVIDENCE_BYTES, undecodable bytes replaced."""
         return self._evidence.decode("utf-8", "replace")
+
+    async def ended(self, timeout_s: float) -> None:
+        """Wait until both pipes have ended: for output that somebody else passes on, and may still hold some of."""
+        self._all_ended = self._loop.create_future()
+        if not self._listening:
+            self._later.cancel()
+            self._listen()
+        if self._open:
+            await asyncio.wait([self._all_ended], timeout=timeout_s)
 
     def drain(self) -> None:
         """Take what the dead job left in its pipes and close them; call only after the proof. Idempotent."""
@@ -92,6 +105,11 @@ class Capture:
         for fd in list(self._open):
             self._end(fd)
 
+    def _listen(self) -> None:
+        self._listening = True
+        for fd in self._open:
+            self._loop.add_reader(fd, self._read, fd)
+
     def _read(self, fd: int) -> bool:
         """Take one bounded read; return whether there may be more."""
         try:
@@ -108,8 +126,13 @@ class Capture:
 
     def _end(self, fd: int) -> None:
         if self._open.pop(fd, None) is not None:
-            self._loop.remove_reader(fd)
+            if self._listening:
+                self._loop.remove_reader(fd)
+            elif not self._open:
+                self._later.cancel()
             os.close(fd)
+            if not self._open and self._all_ended is not None and not self._all_ended.done():
+                self._all_ended.set_result(None)
 
     def _keep(self, number: int, data: bytes) -> None:
         start = self.total_bytes

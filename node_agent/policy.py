@@ -1,4 +1,4 @@
-"""The node's ceiling: which jobs this node may run at all. Default deny, deny beats allow.
+"""Port: broker.egress. The node's ceiling: which jobs this node may run at all. Default deny, deny beats allow.
 
 Called by admission with a verified spec; the file is read by the agent's start. Pure: takes text and values, returns
 values. Must never widen by combination: ONE allow rule has to cover the whole job, so that a path granted to one task
@@ -17,6 +17,7 @@ never reaches another. Unknown keys refuse to load.
     secrets = ["EXAMPLE_*"]         # default none
     tools = []
     trusted = false                 # may run below level B
+    exec = true                     # false: only jobs that may not execute files of their own (--no-exec)
     max_memory = "4G"               # ceilings of asked totals and limits; default no ceiling
     max_cpus = 2.0
     max_pids = 1024
@@ -33,9 +34,11 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
+from broker.egress.errors import BadRequestError
+from broker.egress.rules import canonical
 from node_agent.errors import PolicyError
 from runner.wire.errors import WireError
-from runner.wire.grants import parse_bytes
+from runner.wire.grants import NetGrant, parse_bytes
 from runner.wire.spec import JobSpec
 
 __all__ = ["Decision", "Policy", "Rule", "decide", "parse"]
@@ -62,6 +65,7 @@ class Rule:
     secrets: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     trusted: bool = False
+    exec: bool = True
     max_memory: int | None = None
     max_cpus: float | None = None
     max_pids: int | None = None
@@ -88,6 +92,8 @@ class Decision:
     allowed: bool
     rule: str
     message: str = ""
+    #: The network destinations that the rule lists, patterns and all.
+    net: tuple[str, ...] = ()
 
 
 def parse(text: str) -> Policy:
@@ -125,7 +131,7 @@ def decide(policy: Policy, spec: JobSpec, signer: str) -> Decision:
         checks = list(_uncovered(rule, spec))
         missing = [what for what in checks if what is not None]
         if not missing:
-            return Decision(True, rule.label)
+            return Decision(True, rule.label, net=rule.net)
         met = len(checks) - len(missing)
         if met > closest[2]:
             closest = (rule.label, f"{rule.label}, the closest of this node's policy, does not allow {missing[0]}", met)
@@ -146,25 +152,29 @@ def _rule(effect: Literal["allow", "deny"], index: int, entry: object) -> Rule:
 
 def _value(where: str, key: str, value: object) -> object:
     if key in _LISTS:
-        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            raise PolicyError(f"{where} must be a list of non-empty strings")
-        if key in ("read", "write") and not all(item == "*" or item.startswith("/") for item in value):
-            raise PolicyError(f"{where} must hold absolute paths")
-        if key in ("read", "write"):
-            return tuple(item if item == "*" else _tree(where, item) for item in value)
-        return tuple(value)
+        return _list(where, key, value)
     if key in _SIZES:
         try:
             return parse_bytes(str(value))
         except WireError as error:
             raise PolicyError(f"{where}: {error}") from None
-    if key == "trusted":
+    if key in ("trusted", "exec"):
         if not isinstance(value, bool):
             raise PolicyError(f"{where} must be true or false")
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise PolicyError(f"{where} must be a positive number")
     return int(value) if key == "max_pids" else float(value)
+
+
+def _list(where: str, key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise PolicyError(f"{where} must be a list of non-empty strings")
+    if key in ("read", "write") and not all(item == "*" or item.startswith("/") for item in value):
+        raise PolicyError(f"{where} must hold absolute paths")
+    if key in ("read", "write"):
+        return tuple(item if item == "*" else _tree(where, item) for item in value)
+    return tuple(_net_entry(item) for item in value) if key == "net" else tuple(value)
 
 
 def _tree(where: str, path: str) -> str:
@@ -183,6 +193,26 @@ def _match(patterns: tuple[str, ...], name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def _match_net(patterns: tuple[str, ...], grant: NetGrant) -> bool:
+    """Return whether a destination is listed. Brackets are part of an IPv6 address here, never of a pattern."""
+    text = _destination(grant.host, grant.port)
+    return any(fnmatchcase(text, pattern.replace("[", "[[]")) for pattern in patterns)
+
+
+def _destination(host: str, port: int) -> str:
+    """Return the one form of a destination: another spelling of it must not slip past a deny rule."""
+    try:
+        return str(canonical(host, port))
+    except BadRequestError:
+        return f"{host.lower()}:{port}"
+
+
+def _net_entry(entry: str) -> str:
+    """Return a listed destination in the form that grants are compared in; a pattern only loses its capitals."""
+    host, _, port = entry.rpartition(":")
+    return _destination(host, int(port)) if port.isascii() and port.isdigit() and len(port) < 6 else entry.lower()
+
+
 def _below(trees: tuple[str, ...], path: str) -> bool:
     return any(tree == "*" or path == tree or path.startswith(tree.rstrip("/") + "/") for tree in trees)
 
@@ -195,11 +225,12 @@ def _uncovered(rule: Rule, spec: JobSpec) -> Iterator[str | None]:
         yield None if _match(rule.tasks, spec.task or "") else f"the task {spec.task!r}"
     if spec.trusted:
         yield None if rule.trusted else "trusted jobs"
+    yield None if rule.exec or spec.grants.no_exec else "jobs without --no-exec (exec=False)"
     for path in spec.grants.paths:
         trees = rule.write if path.mode == "write" else rule.read + rule.write
         yield None if _below(trees, path.path) else f"to {path.mode} {path.path}"
     for net in spec.grants.net:
-        yield None if _match(rule.net, f"{net.host}:{net.port}") else f"the network destination {net.host}:{net.port}"
+        yield None if _match_net(rule.net, net) else f"the network destination {net.host}:{net.port}"
     for secret in spec.grants.secrets:
         yield None if _match(rule.secrets, secret.name) else f"the secret {secret.name}"
     for tool in spec.grants.tools:
@@ -235,6 +266,6 @@ def _denied(rule: Rule, spec: JobSpec) -> Iterator[str]:
         trees = rule.read + rule.write if path.mode == "write" else rule.read
         if _below(trees, path.path) or any(tree.startswith(path.path.rstrip("/") + "/") for tree in trees):
             yield f"to {path.mode} {path.path}"
-    yield from (f"the network destination {n.host}" for n in spec.grants.net if _match(rule.net, f"{n.host}:{n.port}"))
+    yield from (f"the network destination {n.host}" for n in spec.grants.net if _match_net(rule.net, n))
     yield from (f"the secret {s.name}" for s in spec.grants.secrets if _match(rule.secrets, s.name))
     yield from (f"the tool {tool}" for tool in spec.grants.tools if _match(rule.tools, tool))

@@ -16,7 +16,7 @@ from runner.signing import Signer
 from runner.wire import ids, record
 from runner.wire.envelope import Domain
 from runner.wire.event import Event, EventType
-from runner.wire.receipt import Outcome, Receipt
+from runner.wire.receipt import Outcome, PauseReceipt, Receipt
 
 __all__ = ["Notary", "Signed", "iso"]
 
@@ -105,6 +105,43 @@ class Notary:
                 by=order.by,
             )
         )
+
+    def pause_receipt(
+        self,
+        job_id: str,
+        command: str,
+        op: str,
+        outcome: str,
+        *,
+        state: str = "",
+        attempt: int = 0,
+        processes: int = 0,
+        method: str = "none",
+        took_ms: float = 0.0,
+        reason: str = "",
+        by: str = "",
+    ) -> PauseReceipt:
+        """Return a signed answer to a pause or resume."""
+        receipt = PauseReceipt(
+            job=job_id,
+            command=command,
+            op=op,  # type: ignore[arg-type]  # callers pass one of the literals
+            outcome=outcome,  # type: ignore[arg-type]  # as above
+            state=state,
+            done_at=iso(now_ms()),
+            nonce=ids.new_nonce(),
+            attempt=attempt,
+            node=self.node,
+            boot=self.boot,
+            processes=processes,
+            method=method,
+            level=self.level,
+            took_ms=round(took_ms, 3),
+            reason=reason,
+            by=by,
+        )
+        _, signature = signing.signed_receipt(self.signer, receipt)
+        return dataclasses.replace(receipt, signer=self.signer.key_id, signature=signature)
 
     def _signed(self, receipt: Receipt) -> Receipt:
         _, signature = signing.signed_receipt(self.signer, receipt)

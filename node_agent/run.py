@@ -12,9 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from node_agent.containment.freezing import Still
 from node_agent.containment.plan import Verdict
 from node_agent.lifecycle import Cause, Ending
+from node_agent.walltime import WallTime
 from runner.wire.spec import JobSpec
+from runner.wire.states import State
 
 #: A kill that takes longer than this shows as ``killing``, in seconds; most are over before.
 SHOW_S = 0.02
@@ -57,6 +60,12 @@ class Tree(Protocol):
     def kill(self) -> None:
         """Kill every process of the attempt."""
 
+    def sockets(self) -> int:
+        """Count the sockets that its processes hold open."""
+
+    async def freeze(self, frozen: bool, timeout_s: float = ...) -> Still:
+        """Let no process of the attempt run, or let them go on."""
+
 
 @dataclass(slots=True, eq=False)
 class Run:
@@ -80,6 +89,12 @@ class Run:
     #: Called when a kill is under way for longer than SHOW_S.
     on_kill: Callable[[], None] | None = None
     marked: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    #: Who holds the job paused (see pausing.py), and what keeps two such orders apart.
+    holders: set[str] = field(default_factory=set)
+    holding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    wall: WallTime | None = None
+    #: Shows a state of the running attempt in the store.
+    show: Callable[[State], None] | None = None
     _grace: asyncio.TimerHandle | None = None
 
     @property
@@ -96,7 +111,8 @@ class Run:
             return
         if self.on_kill is not None:
             asyncio.get_running_loop().call_later(SHOW_S, self.on_kill)
-        if order.grace_s > 0 and not order.force:
+        # A paused job can't react to SIGTERM, and was paused so that it does not act: it dies where it stands.
+        if order.grace_s > 0 and not order.force and not self.holders:
             self.tree.terminate()
             if self._grace is None:
                 self._grace = asyncio.get_running_loop().call_later(order.grace_s, self._hard)

@@ -16,12 +16,17 @@ from typing import ClassVar, Final
 from redis.asyncio import Redis
 
 from node_agent.containment import probe
+from node_agent.containment.errors import ContainmentError
 from node_agent.containment.host import HostReport
 from node_agent.containment.idmap import Idmaps
+from node_agent.containment.lower.slots import LOW_LEVELS, LowSlot
+from node_agent.containment.lower.workspace import Workspaces
 from node_agent.containment.slots import Slot, Zygote
 from node_agent.containment.uids import JobUids
 from node_agent.control import Control
+from node_agent.diskwatch import DiskWatch
 from node_agent.dispatch import Dispatcher, wake_loop
+from node_agent.egress import SOCKET_NAME, Denied, Egress
 from node_agent.errors import LeaseLostError, NameTakenError
 from node_agent.ground import Ground, python_paths
 from node_agent.heartbeat import Heartbeat
@@ -31,11 +36,14 @@ from node_agent.ledger import Ledger
 from node_agent.local import LocalSocket
 from node_agent.localdesk import LocalDesk
 from node_agent.mail import Mail
+from node_agent.pausing import Pauser
 from node_agent.records import Notary, iso
 from node_agent.rq_store import Store
 from node_agent.run import now_ms
+from node_agent.sequences import Sequences
 from node_agent.stage import Stage
 from node_agent.supervisor import Supervisor, Tools
+from node_agent.vaultdesk import desk_of
 from runner.wire import ids, record
 from runner.wire.event import EventType
 from runner.wire.keys import Keys
@@ -72,7 +80,8 @@ class Session:
         self._stopped = False
         self._state = "starting"
         self._zygote: Zygote | None = None
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, Slot | LowSlot] = {}
+        self._places: Workspaces | None = None
         self._idmaps: Idmaps | None = None
         self._uids: JobUids | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,7 +97,7 @@ class Session:
         """
         ground, settings = self._ground, self._settings
         if ground.report is None:
-            ground.report = await probe.probe(settings.home, groups=ground.groups)
+            ground.report = await probe.probe(settings.home, groups=ground.groups, max_level=settings.max_level)
         lanes = await self._store.lanes()
         self._report = ground.report
         await self._make_slots(self._report.level)
@@ -96,10 +105,30 @@ class Session:
         self._lanes = Lanes(settings.name, settings.queues, settings.labels, self._report.level)
         self._mail = Mail(self._clients[5], self._keys, self._store.on(self._clients[5]), self._notary)
         self._ledger = Ledger(settings.node_home / "ledger", now_ms())
-        self._closers += [self._mail.close, self._close_ledger]
+        self._sequences = Sequences(settings.node_home / "sequences", now_ms())
+        place = ground.home.sockets / SOCKET_NAME
+        self._egress = Egress(place, store_addresses(self._clients[0]), self._tell_denied)
+        self._vault = desk_of(ground.home.sockets, self._report.level)
+        self._stage = Stage(
+            ground.protected,
+            self._uids,
+            self._idmaps,
+            egress=self._egress,
+            vault=self._vault,
+            view=self._report.level in ("A", "B"),
+        )
+        self._closers += [self._mail.close, self._close_ledger, self._stage.close, self._egress.stop]
+        if self._vault is not None:
+            self._vault.start()
+            self._closers.append(self._vault.stop)
         self._lease = Lease(self._slots.values(), settings.lease_s, settings.margin_s)
-        self._dispatcher = Dispatcher(
-            self._store, settings.slots, self._lanes.order, self._lost.set, lambda: not self._lease.lapsed()
+        self._dispatcher = Dispatcher(self._store, settings.slots, self._lanes.order, self._lost.set, self._fit)
+        self._watch = DiskWatch(
+            settings.node_home,
+            lambda: self._supervisor.runs(),
+            Pauser(self._notary, self._mail),
+            self._notary,
+            self._mail.emit,
         )
         self._supervisor = Supervisor(self._tools(), self._dispatcher)
         self._dispatcher.serve(self._supervisor)
@@ -115,8 +144,13 @@ class Session:
         )
         self._local = LocalSocket(ground.home.sockets / settings.name, LocalDesk(self._supervisor, self._notary).handle)
         self._lanes.refresh(lanes)
+        self._egress.start()
         await self._register()
         await self._local.start()
+
+    def _fit(self) -> bool:
+        """Whether jobs may be claimed now: the lease stands, and no kill waits for its proof."""
+        return not self._lease.lapsed() and self._supervisor.healthy and not self._watch.full
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``. Raises LeaseLostError when a new boot is needed."""
@@ -130,6 +164,7 @@ class Session:
             self._mail,
             self._notary,
             self._ground.rules(self._report),
+            self._sequences,
         )
         self._closers.insert(0, control.close)
         loops = [
@@ -138,6 +173,7 @@ class Session:
             self._task(self._heartbeat.run_recovery(_RECOVERY_BEATS * self._settings.heartbeat_s)),
             self._task(control.run()),
             self._task(self._mail.run()),
+            self._task(self._watch.run()),
             self._task(wake_loop(self._wait_for_work(), self._dispatcher)),
             self._task(self._until_lost()),
         ]
@@ -178,10 +214,14 @@ class Session:
             for close in self._closers:
                 await close()
             for slot in self._slots.values():
-                await slot.close()
+                try:
+                    await slot.close()
+                except ContainmentError as error:
+                    # Its mould stays in the journal, and the next start of this node waits for it.
+                    log.warning("a slot is left behind", extra={"slot": slot.index, "error": str(error)})
             if self._zygote is not None:
                 await self._zygote.stop()
-            for part in (self._idmaps, self._uids):
+            for part in (self._idmaps, self._uids, self._places):
                 if part is not None:
                     part.close()
 
@@ -198,11 +238,20 @@ class Session:
             with contextlib.suppress(Exception):
                 await self._store.on(self._clients[4]).unregister()
 
+    def _tell_denied(self, denied: Denied) -> None:
+        """A job asked for a destination that it was not given. The egress process tells few of these an attempt."""
+        job, attempt = ids.split_attempt(denied.attempt)
+        detail: dict[str, str | int | float | bool] = {"host": denied.host, "port": denied.port, "why": denied.why}
+        event = self._notary.event(EventType.NET_DENIED, job=job, attempt=attempt, detail=detail)
+        self._mail.emit(ids.tenant_of(job), event)
+
     async def _close_ledger(self) -> None:
         self._ledger.close()
+        self._sequences.close()
 
     async def _make_slots(self, level: str) -> None:
         if level not in ("A", "B"):
+            self._make_low_slots(level)
             return
         self._zygote = Zygote(level="A" if level == "A" else "B")
         await self._zygote.start()
@@ -215,6 +264,17 @@ class Session:
             self._uids = JobUids()
             zygote = self._zygote
             self._idmaps = Idmaps(lambda ids: zygote.userns(*ids))
+
+    def _make_low_slots(self, level: str) -> None:
+        groups = self._ground.groups
+        for low in LOW_LEVELS:
+            if low == level:
+                places = self._places = Workspaces.of(self._settings.node_home)
+                for index in range(self._settings.slots):
+                    group = groups.slot(index) if groups is not None and low == "C" else None
+                    self._slots[index] = LowSlot(index, low, places, group)
+                if os.geteuid() == 0:
+                    self._uids = JobUids()
 
     async def _register(self) -> None:
         settings, ground = self._settings, self._ground
@@ -241,7 +301,9 @@ class Session:
         self._mail.emit(None, self._notary.event(EventType.NODE_UP, detail=detail))
         for line in ground.swept:
             self._mail.emit(None, self._notary.event(EventType.NODE_SWEPT, detail={"what": line}))
-        ground.swept = ()
+        for line in ground.notes:
+            self._mail.emit(None, self._notary.event(EventType.NODE_DEGRADED, detail={"what": line}))
+        ground.swept = ground.notes = ()
 
     def _tools(self) -> Tools:
         return Tools(
@@ -249,13 +311,14 @@ class Session:
             defaults=self._ground.defaults(self._report),
             notary=self._notary,
             ledger=self._ledger,
-            stage=Stage(self._ground.protected, self._uids, self._idmaps),
+            stage=self._stage,
             desk=self._mail,
             slots=self._slots,
             journal=self._ground.journal,
             era=self._lease.era,
             cutoff=self._store.cutoff_for,
             serves=self._lanes.serves,
+            no_room=self._watch.no_room,
         )
 
     def _task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -293,14 +356,25 @@ class Session:
                 labels=settings.labels,
                 heartbeat_at=iso(now_ms()),
                 redis="away" if self._heartbeat.degraded else "ok",
-                enforcement=enforcement(self._report),
+                enforcement={**enforcement(self._report), "egress": self._egress.state},
             )
         )
 
     def _node_state(self) -> str:
         if not self._supervisor.healthy:
             return "unhealthy"
+        if self._watch.full:
+            return "degraded(disk)"
         return "degraded(store)" if self._heartbeat.degraded else self._state
+
+
+def store_addresses(client: Redis) -> list[tuple[str, int]]:
+    """Return where the store is served over TCP: no net grant ever leads there (attack 12)."""
+    facts = client.connection_pool.connection_kwargs
+    if "path" in facts:
+        return []
+    # The client's own defaults, where the URL leaves one out.
+    return [(str(facts.get("host") or "localhost"), int(facts.get("port") or 6379))]
 
 
 def enforcement(report: HostReport) -> dict[str, str]:
@@ -311,4 +385,6 @@ def enforcement(report: HostReport) -> dict[str, str]:
         "totals": ",".join(report.enforces),
         "landlock": str(report.landlock_abi),
         "missing": ",".join(missing.what for missing in report.missing),
+        "higher": report.higher,
+        **{each.name: f"{'yes' if each.kept else 'no'}: {each.how}" for each in report.promises},
     }

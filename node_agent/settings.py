@@ -12,6 +12,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from node_agent.containment.plan import Level
+
 __all__ = ["AgentSettings"]
 
 
@@ -38,6 +40,8 @@ class AgentSettings(BaseSettings):
     policy: Path | None = None
     tasks: Words = ()
     task_path: Words = ()
+    #: The strongest level that is tried: for tests and for operators who want to see a lower one.
+    max_level: Level = "A"
     result_ttl_s: int = Field(default=7 * 86_400, ge=60)
 
     @property

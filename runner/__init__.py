@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from runner.grants import Grants, Secret
+    from runner.guest.vault import SecretError, secret
     from runner.job import Job
     from runner.task import Task
     from runner.wire.receipt import Outcome, Receipt
@@ -62,6 +63,7 @@ __all__ = [
     "ResultTimeoutError",
     "RingfenceError",
     "Secret",
+    "SecretError",
     "StoreError",
     "Task",
     "TaskNameError",
@@ -69,6 +71,7 @@ __all__ = [
     "UnverifiedResultError",
     "UsageError",
     "current_job",
+    "secret",
 ]
 
 _HOMES = {
@@ -76,6 +79,8 @@ _HOMES = {
     "current_job": "runner.context",
     "Grants": "runner.grants",
     "Secret": "runner.grants",
+    "SecretError": "runner.guest.vault",
+    "secret": "runner.guest.vault",
     "Job": "runner.job",
     "Task": "runner.task",
     "Outcome": "runner.wire.receipt",

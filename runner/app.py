@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from runner import context, request
 from runner.errors import UsageError
@@ -17,11 +17,13 @@ from runner.place import Place
 from runner.request import JobOptions
 from runner.task import Task
 from runner.wire.ids import DEFAULT_TENANT
-from runner.wire.receipt import Receipt
+from runner.wire.receipt import PauseReceipt, Receipt
 from runner.wire.view import EventView, JobView, NodeView
 
 if TYPE_CHECKING:
     from runner.client import Client
+    from runner.orders import SelectorKind
+    from runner.wire.command import Selector
 
 __all__ = ["App"]
 
@@ -111,17 +113,61 @@ class App:
         """
         from runner import control
 
-        named: dict[control.SelectorKind, str | None]
-        named = {"tag": tag, "queue": queue, "node": node, "task": task, "secret": secret, "group": group}
-        chosen = [control.selector(kind, name) for kind, name in named.items() if name is not None]
-        if all:
-            chosen.append(control.selector("all"))
-        if tenant is not None and not chosen:
-            chosen.append(control.selector("tenant", tenant))
-        if len(chosen) != 1:
-            raise UsageError("kill takes exactly one of tag, queue, node, task, secret, group, tenant or all=True")
+        chosen = _selector(
+            "kill", tenant, all=all, tag=tag, queue=queue, node=node, task=task, secret=secret, group=group
+        )
         order = control.Order(reason=reason, grace_s=grace, force=force, wait_s=wait)
-        return control.kill_many(self.client(), chosen[0], tenant, order)
+        return control.kill_many(self.client(), chosen, tenant, order)
+
+    def pause(
+        self,
+        *,
+        tag: str | None = None,
+        queue: str | None = None,
+        node: str | None = None,
+        task: str | None = None,
+        secret: str | None = None,
+        group: str | None = None,
+        all: bool = False,
+        tenant: str | None = None,
+        reason: str = "",
+        wait: float = 15.0,
+    ) -> list[PauseReceipt]:
+        """Pause every job that runs now and that one selector hits (see `kill`); return one receipt per job.
+
+        Jobs that start later are not paused. Raises UsageError, StoreError.
+        """
+        from runner import pausing
+
+        chosen = _selector(
+            "pause", tenant, all=all, tag=tag, queue=queue, node=node, task=task, secret=secret, group=group
+        )
+        return pausing.pause_many(self.client(), "pause", chosen, tenant, reason=reason, wait_s=wait)
+
+    def resume(
+        self,
+        *,
+        tag: str | None = None,
+        queue: str | None = None,
+        node: str | None = None,
+        task: str | None = None,
+        secret: str | None = None,
+        group: str | None = None,
+        all: bool = False,
+        tenant: str | None = None,
+        reason: str = "",
+        wait: float = 15.0,
+    ) -> list[PauseReceipt]:
+        """Let every paused job go on that one selector hits (see `kill`); return one receipt per job.
+
+        Raises UsageError, StoreError.
+        """
+        from runner import pausing
+
+        chosen = _selector(
+            "resume", tenant, all=all, tag=tag, queue=queue, node=node, task=task, secret=secret, group=group
+        )
+        return pausing.pause_many(self.client(), "resume", chosen, tenant, reason=reason, wait_s=wait)
 
     def job(self, job_id: str) -> Job[object]:
         """Return the handle of a job by its id; asks nothing of the store. Raises GrammarError."""
@@ -163,3 +209,17 @@ class App:
         from runner.client import connect
 
         return connect(self.place)
+
+
+def _selector(what: str, tenant: str | None, *, all: bool, **named: str | None) -> Selector:
+    """Return the one selector that was named; ``tenant`` alone is one, too. Raises UsageError."""
+    from runner import orders
+
+    chosen = [orders.selector(cast("SelectorKind", kind), name) for kind, name in named.items() if name is not None]
+    if all:
+        chosen.append(orders.selector("all"))
+    if tenant is not None and not chosen:
+        chosen.append(orders.selector("tenant", tenant))
+    if len(chosen) != 1:
+        raise UsageError(f"{what} takes exactly one of tag, queue, node, task, secret, group, tenant or all=True")
+    return chosen[0]

@@ -2,42 +2,30 @@
 
 Called by job handles, app and command line. Must never report a kill as confirmed without a receipt for exactly this
 command, signed by a node of the fleet that may serve the job (attack 21), and never treat silence as success.
-
-    entry of rf:rep:COMMAND   {receipt: bytes of a Receipt (signer set, signature empty), sig}
-                              {done: bytes of a KillDone, sig}          a node's last word on a selector kill
 """
 
 from __future__ import annotations
 
-import os
-import pwd
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, cast
 
-from runner import results, signing
-from runner.client import Client, Entry
-from runner.errors import UsageError
-from runner.request import parse_tag
-from runner.wire import codec, ids, record
+from runner import orders, results
+from runner.client import Client
+from runner.orders import STEP_S, Replies, Reply
+from runner.wire import ids
 from runner.wire.card import NodeCard
-from runner.wire.command import COMMAND_TTL_S, Command, Selector
-from runner.wire.envelope import Domain
-from runner.wire.errors import WireError
-from runner.wire.receipt import MAX_RECEIPT_BYTES, KillDone, Receipt
+from runner.wire.command import Command, Selector
+from runner.wire.receipt import KillDone, Receipt
 from runner.wire.times import iso
 
-__all__ = ["Order", "SelectorKind", "kill_job", "kill_many", "selector"]
+__all__ = ["Order", "kill_job", "kill_many"]
 
-SelectorKind = Literal["tag", "tenant", "queue", "node", "task", "secret", "group"]
 _Local = Literal["already_ended", "unknown", "unconfirmed"]
 
 #: A tombstone lives as long as any job it may meet: 7 days of not_after, and one more (DESIGN §4).
 TOMBSTONE_TTL_S: Final = 8 * 86_400
-#: The store is asked for replies in steps of at most this.
-_STEP_S: Final = 1.0
 _FINAL: Final = frozenset({"killed", "killed_before_start", "already_ended"})
 _JOB_FIELDS: Final = ("rf_state", "rf_outcome", "rf_outcome_sig", "rf_claim", "origin", "rf_not_after")
 
@@ -52,18 +40,6 @@ class Order:
     wait_s: float = 15.0
 
 
-def selector(kind: SelectorKind | Literal["all"], name: str = "") -> Selector:
-    """Return the selector of that kind; a tag is ``key=value``. Raises UsageError."""
-    try:
-        if kind == "tag":
-            name = "=".join(parse_tag(name))
-        if kind == "tenant":
-            ids.check_tenant(name)
-        return Selector(kind, name)
-    except WireError as error:
-        raise UsageError(str(error)) from None
-
-
 def kill_job(client: Client, job_id: str, order: Order) -> Receipt:
     """Kill one job and return the receipt of the node that held it.
 
@@ -74,7 +50,7 @@ def kill_job(client: Client, job_id: str, order: Order) -> Receipt:
     keys = client.keys
     spot = [keys.job(job_id), keys.tombstone(job_id), keys.control(), keys.doomed()]
     ttl_s = _tombstone_ttl_s(client, job_id)
-    reply = _words(client.script("kill", spot, [_document(client, command, "job", job=job_id, ttl=ttl_s)]))
+    reply = orders.words(client.script("kill", spot, [orders.document(client, command, "job", job=job_id, ttl=ttl_s)]))
     if reply[0] == "unknown":
         return _local(command, job_id, "unknown", "", "the store knows no such job")
     if reply[0] == "ended":
@@ -96,60 +72,16 @@ def kill_many(client: Client, chosen: Selector, tenant: str | None, order: Order
     without job, ``unconfirmed``. Raises StoreError, UsageError.
     """
     if tenant is not None:
-        selector("tenant", tenant)
+        orders.selector("tenant", tenant)
     command = _command(chosen, order, None if tenant is None else (tenant,))
     keys = client.keys
     spot = [keys.seq(), keys.leases(), keys.nodes(), keys.clock(), keys.control(), keys.cutoffs(tenant)]
-    reply = client.script("kill", spot, [_document(client, command, "cutoff", field=chosen.field)])
-    nodes = _words(cast("list[object]", reply)[1:])
+    reply = client.script("kill", spot, [orders.document(client, command, "cutoff", field=chosen.field)])
+    nodes = orders.words(cast("list[object]", reply)[1:])
     return _Round(client, command, nodes).wait(order.wait_s)
 
 
-class _Replies:
-    """Reads the replies to one command and passes on those that a node of the fleet really signed."""
-
-    def __init__(self, client: Client, command: Command) -> None:
-        self.client = client
-        self.command = command
-        self._stream = client.keys.replies(command.id)
-        self._after = "0"
-
-    def read(self, longest_s: float) -> list[tuple[NodeCard, Receipt | KillDone]]:
-        """Return the verified replies that come within ``longest_s``; only receipts for this very command count."""
-        entries = self.client.read({self._stream: self._after}, longest_s)
-        found = []
-        for _, entry in entries:
-            self._after = entry.id
-            reply = self._verified(entry)
-            if reply is not None and reply[1].command == self.command.id and reply[1].node == reply[0].node:
-                found.append(reply)
-        return found
-
-    def _verified(self, entry: Entry) -> tuple[NodeCard, Receipt | KillDone] | None:
-        cls: type[Receipt] | type[KillDone] = Receipt if "receipt" in entry.fields else KillDone
-        data = entry.fields.get("receipt", entry.fields.get("done", b""))
-        signature = entry.fields.get("sig", b"").decode("ascii", "replace")
-        card = self._signer(data, signature)
-        if card is None:
-            return None
-        try:
-            reply = record.loads(cls, data, limit_bytes=MAX_RECEIPT_BYTES)
-        except WireError:
-            return None
-        return card, replace(reply, signature=signature) if isinstance(reply, Receipt) else reply
-
-    def _signer(self, data: bytes, signature: str) -> NodeCard | None:
-        label = signing.signer_of(signature)
-        for fresh in (False, True):
-            for card in self.client.cards(fresh=fresh):
-                if signing.key_id_of(card.public) == label and signing.verify(
-                    card.public, Domain.RECEIPT, data, signature
-                ):
-                    return card
-        return None
-
-
-class _Single(_Replies):
+class _Single(Replies):
     """The wait for one job's receipt. ``named`` is the node that held the job, empty for a job that waited."""
 
     def __init__(self, client: Client, command: Command, job_id: str, named: str) -> None:
@@ -164,7 +96,7 @@ class _Single(_Replies):
         deadline = time.monotonic() + wait_s
         weak: Receipt | None = None
         while (left_s := deadline - time.monotonic()) > 0:
-            for card, reply in self.read(min(left_s, _STEP_S)):
+            for card, reply in self.read(min(left_s, STEP_S)):
                 if isinstance(reply, Receipt) and self._counts(card, reply):
                     if reply.outcome in _FINAL:
                         return reply
@@ -201,7 +133,7 @@ class _Heard:
         return self.count is not None and len(self.receipts) >= self.count
 
 
-class _Round(_Replies):
+class _Round(Replies):
     """The wait for the receipts of a selector kill, from every live node."""
 
     def __init__(self, client: Client, command: Command, nodes: Sequence[str]) -> None:
@@ -215,25 +147,17 @@ class _Round(_Replies):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
-            for card, reply in self.read(min(left_s, _STEP_S)):
+            for card, reply in self.read(min(left_s, STEP_S)):
                 self._take(card, reply)
         found = [receipt for heard in self._heard.values() for receipt in heard.receipts.values()]
         return found + self._missing(wait_s)
 
-    def _take(self, card: NodeCard, reply: Receipt | KillDone) -> None:
+    def _take(self, card: NodeCard, reply: Reply) -> None:
         heard = self._heard.setdefault(card.node, _Heard(count=0))
         if isinstance(reply, KillDone):
             heard.count = reply.count
-        elif self._serves(card, reply.job):
+        elif isinstance(reply, Receipt) and orders.speaks_for(self.client, card, reply.job):
             heard.receipts[reply.job] = reply
-
-    def _serves(self, card: NodeCard, job_id: str) -> bool:
-        try:
-            tenant = ids.tenant_of(job_id)
-        except WireError:
-            return False
-        facts = self.client.fields(self.client.keys.job(job_id), ["origin"])
-        return results.serves(card, tenant, results.lane_for(self.client, job_id, None, facts))
 
     def _missing(self, wait_s: float) -> list[Receipt]:
         if not self._heard:
@@ -263,39 +187,7 @@ def _ended(client: Client, command: Command, job_id: str) -> Receipt | None:
 
 
 def _command(chosen: Selector, order: Order, tenants: tuple[str, ...] | None) -> Command:
-    now_ms = time.time_ns() // 1_000_000
-    try:
-        return Command(
-            id=ids.new_command_id(),
-            op="kill",
-            selector=chosen,
-            issued_at_ms=now_ms,
-            expires_at_ms=now_ms + COMMAND_TTL_S * 1000,
-            tenants=tenants,
-            grace_s=float(order.grace_s),
-            force=order.force,
-            reason=order.reason,
-            by=_operator(),
-        )
-    except WireError as error:
-        raise UsageError(str(error)) from None
-
-
-def _document(client: Client, command: Command, form: str, **more: str | int) -> bytes:
-    payload = record.dumps(command)
-    return codec.dump(
-        {
-            "rq": client.keys.rq,
-            "rf": client.keys.rf,
-            "form": form,
-            "command": payload.decode("utf-8"),
-            "sig": client.signer.sign(Domain.COMMAND, payload),
-            "id": command.id,
-            "by": command.by,
-            "reason": command.reason,
-            **more,
-        }
-    )
+    return orders.command("kill", chosen, tenants, reason=order.reason, grace_s=order.grace_s, force=order.force)
 
 
 def _tombstone_ttl_s(client: Client, job_id: str) -> int:
@@ -322,18 +214,3 @@ def _local(command: Command, job_id: str, outcome: _Local, state: str, reason: s
         reason=reason,
         by=command.by,
     )
-
-
-def _operator() -> str:
-    """Who orders: account and host, for people; the signature is what counts."""
-    uid = os.geteuid()
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        name = f"uid {uid}"
-    return f"{name}@{socket.gethostname()}"[:256]
-
-
-def _words(reply: object) -> list[str]:
-    words = reply if isinstance(reply, list) else []
-    return [word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word) for word in words]

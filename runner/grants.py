@@ -60,7 +60,8 @@ class Grants:
     """Everything one job may touch. Sizes are text (``"512M"``) or bytes; None means the node's default limit.
 
     ``read``, ``write``: absolute paths; a write path with ``:all`` behind it may also change what is run later (git
-    hooks, editor settings). ``net``: ``HOST:PORT``. ``tools``: node-side tools by name.
+    hooks, editor settings). ``net``: ``HOST:PORT``. ``tools``: node-side tools by name. ``exec=False``: nothing that
+    the job writes or was granted can be executed, the node's own programs alone can.
     """
 
     read: Sequence[str] = ()
@@ -72,6 +73,7 @@ class Grants:
     cpus: float | None = None
     pids: int | None = None
     disk: str | int | None = None
+    exec: bool = True
     _wire: forms.Grants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +101,7 @@ class Grants:
             cpus=None if self.cpus is None else float(self.cpus),
             pids=self.pids,
             disk_bytes=_size(self.disk, "disk"),
+            no_exec=not self.exec,
         )
 
 

@@ -1,4 +1,4 @@
-"""The handle of one job: look, wait, read, kill.
+"""The handle of one job: look, wait, read, pause, kill.
 
 Called by applications. Must never load the queue's libraries before a method needs them, and never return a result that
 no trusted node signed.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, cast
 
 from runner.place import Place
 from runner.wire import ids
-from runner.wire.receipt import Outcome, Receipt
+from runner.wire.receipt import Outcome, PauseReceipt, Receipt
 from runner.wire.spec import JobSpec
 from runner.wire.view import EventView, JobView
 
@@ -86,6 +86,22 @@ class Job(Generic[R]):
         order = control.Order(reason=reason, grace_s=grace, force=force, wait_s=wait)
         return control.kill_job(self._client(), self.id, order)
 
+    def pause(self, reason: str = "", wait: float = 15.0) -> PauseReceipt:
+        """Let no process of the running job run until `resume`; return the node's receipt.
+
+        The job keeps its slot and its memory; its time limit stands still, at most until its not_after. Pausing it
+        again is no error. Raises StoreError.
+        """
+        from runner import pausing
+
+        return pausing.pause_job(self._client(), "pause", self.id, reason=reason, wait_s=wait)
+
+    def resume(self, reason: str = "", wait: float = 15.0) -> PauseReceipt:
+        """Let a paused job go on; return the node's receipt. Raises StoreError."""
+        from runner import pausing
+
+        return pausing.pause_job(self._client(), "resume", self.id, reason=reason, wait_s=wait)
+
     async def astatus(self) -> JobView:
         """`status` without blocking the event loop."""
         return await _in_thread(self.status)
@@ -103,6 +119,14 @@ class Job(Generic[R]):
     async def akill(self, reason: str = "", grace: float = 0.0, force: bool = False, wait: float = 15.0) -> Receipt:
         """`kill` without blocking the event loop."""
         return await _in_thread(self.kill, reason, grace, force, wait)
+
+    async def apause(self, reason: str = "", wait: float = 15.0) -> PauseReceipt:
+        """`pause` without blocking the event loop."""
+        return await _in_thread(self.pause, reason, wait)
+
+    async def aresume(self, reason: str = "", wait: float = 15.0) -> PauseReceipt:
+        """`resume` without blocking the event loop."""
+        return await _in_thread(self.resume, reason, wait)
 
     async def alogs(self, follow: bool = False) -> AsyncIterator[tuple[int, bytes]]:
         """`logs` without blocking the event loop."""

@@ -98,7 +98,7 @@ def build(
             cwd=options.get("cwd"),
             labels=dict(options.get("labels") or {}),
             node=options.get("node"),
-            min_level=options.get("min_level") or "B",
+            min_level=options.get("min_level") or ("F" if options.get("trusted", False) else "B"),
             trusted=options.get("trusted", False),
             profile="fresh" if options.get("fresh", False) else "default",
             grants=options["grants"].to_wire() if "grants" in options else forms.Grants(),

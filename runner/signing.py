@@ -13,18 +13,26 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
+import functools
 import hashlib
 import re
 from typing import Final
 
-from nacl.bindings import crypto_sign_BYTES, crypto_sign_PUBLICKEYBYTES, crypto_sign_SEEDBYTES
+from nacl.bindings import (
+    crypto_sign,
+    crypto_sign_BYTES,
+    crypto_sign_open,
+    crypto_sign_PUBLICKEYBYTES,
+    crypto_sign_seed_keypair,
+    crypto_sign_SEEDBYTES,
+)
 from nacl.exceptions import BadSignatureError
 from nacl.exceptions import ValueError as NaclValueError
-from nacl.signing import SigningKey, VerifyKey
+from nacl.signing import SigningKey
 
 from runner.wire import record
 from runner.wire.envelope import Domain, signing_bytes
-from runner.wire.receipt import Receipt
+from runner.wire.receipt import PauseReceipt, Receipt
 
 __all__ = ["Signer", "key_id_of", "new_private", "signed_receipt", "signer_of", "verify", "verify_receipt"]
 
@@ -35,21 +43,21 @@ _PUBLIC: Final = re.compile(r"[0-9a-f]{64}")
 class Signer:
     """A private key that signs. Its repr shows the key id only."""
 
-    __slots__ = ("_key", "key_id", "public")
+    __slots__ = ("_secret", "key_id", "public")
 
     def __init__(self, private: bytes) -> None:
         """Take the 32 private bytes. Raises ValueError for another length."""
         if len(private) != crypto_sign_SEEDBYTES:
             raise ValueError("a private key has 32 bytes")
-        self._key = SigningKey(private)
+        public, self._secret = crypto_sign_seed_keypair(private)
         #: The public key, 64 hex digits.
-        self.public: str = bytes(self._key.verify_key).hex()
+        self.public: str = public.hex()
         #: First 16 hex digits of SHA-256 of the public bytes.
         self.key_id: str = key_id_of(self.public)
 
     def sign(self, domain: Domain, payload: bytes) -> str:
         """Return the signature text over ``payload`` in ``domain``."""
-        signature = self._key.sign(signing_bytes(domain, payload)).signature
+        signature = crypto_sign(signing_bytes(domain, payload), self._secret)[:crypto_sign_BYTES]
         return f"{self.key_id}.{base64.urlsafe_b64encode(signature).decode('ascii').rstrip('=')}"
 
     def __repr__(self) -> str:
@@ -64,6 +72,7 @@ def new_private() -> bytes:
     return bytes(SigningKey.generate())
 
 
+@functools.lru_cache(maxsize=1024)
 def key_id_of(public: str) -> str:
     """Return the label of a public key given as 64 hex digits. Raises ValueError."""
     if not _PUBLIC.fullmatch(public):
@@ -86,19 +95,19 @@ def verify(public: str, domain: Domain, payload: bytes, signature: str) -> bool:
         raw = base64.urlsafe_b64decode(match[2] + "==")
         if len(raw) != crypto_sign_BYTES or len(bytes.fromhex(public)) != crypto_sign_PUBLICKEYBYTES:
             return False
-        VerifyKey(bytes.fromhex(public)).verify(signing_bytes(domain, payload), raw)
+        crypto_sign_open(raw + signing_bytes(domain, payload), bytes.fromhex(public))
     except (BadSignatureError, NaclValueError, binascii.Error):
         return False
     return True
 
 
-def signed_receipt(signer: Signer, receipt: Receipt) -> tuple[bytes, str]:
+def signed_receipt(signer: Signer, receipt: Receipt | PauseReceipt) -> tuple[bytes, str]:
     """Return (bytes, signature) as they travel in a reply: signer set, signature field empty (see `verify_receipt`)."""
     payload = record.dumps(dataclasses.replace(receipt, signer=signer.key_id, signature=""))
     return payload, signer.sign(Domain.RECEIPT, payload)
 
 
-def verify_receipt(public: str, receipt: Receipt) -> bool:
+def verify_receipt(public: str, receipt: Receipt | PauseReceipt) -> bool:
     """Return whether a whole receipt (as ``kill --json`` printed it) carries the signature of ``public``."""
     payload = record.dumps(dataclasses.replace(receipt, signature=""))
     return receipt.signer == signer_of(receipt.signature) and verify(public, Domain.RECEIPT, payload, receipt.signature)

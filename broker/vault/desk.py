@@ -46,6 +46,8 @@ AGENT_GRACE_S: Final = 5.0
 _SYNC_EVERY_S: Final = 0.1
 _FAIR_SHARE: Final = 16
 _OPEN_FDS: Final = 4
+#: Ends after which nothing of the attempt is scrubbed any more; after the others its result still is.
+_OVER: Final = frozenset({"done", "agent gone", "adopted"})
 Reply = dict[str, object]
 
 
@@ -90,6 +92,8 @@ class Desk:
         self._agents: dict[int, _Agent] = {}
         self._orphans: dict[str, _Channel] = {}
         self._number = 0
+        #: Attempts whose values the scrubber knows.
+        self._told: set[str] = set()
         self._dirty = False
         self._synced_s = 0.0
         cleaning.leaked = lambda attempt, hits: self._note("secret.masked", attempt=attempt, hits=hits)
@@ -130,13 +134,12 @@ class Desk:
         self._leases.close(attempt)
         if channel is None:
             return
-        if channel.agent in self._agents:
-            self._agents[channel.agent].attempts.discard(attempt)
         # Closing alone would leave it open while the agent holds a copy of this end.
         with suppress(OSError):
             channel.socket.shutdown(socket.SHUT_RDWR)
         self._let_go(channel)
-        self._cleaning.forget(attempt)
+        if why in _OVER:
+            self._forget(attempt)
         self._note("lease.ended", attempt=attempt, why=why)
 
     # agents
@@ -195,7 +198,10 @@ class Desk:
                     self._cleaning.file(self._live(order), message.fds, done)
                     return {}, False
                 case "close":
-                    self.revoke(str(order.get("attempt")), "done")
+                    attempt = str(order.get("attempt"))
+                    self.revoke(attempt, "done")
+                    self._forget(attempt)
+                    agent.attempts.discard(attempt)
                     return {"ok": True}, False
                 case "ping":
                     return {"ok": True, "leases": len(self._leases)}, False
@@ -238,16 +244,23 @@ class Desk:
         return {"ok": True, "pending": list(opened.pending)}, True
 
     def _live(self, order: Mapping[str, object]) -> str:
+        """Return an attempt whose values the scrubber knows: until its agent closes it, also if its job has ended."""
         attempt = str(order["attempt"])
-        if self._leases.get(attempt) is None:
+        if attempt not in self._told:
             raise VaultUsageError(f"{attempt} has no lease")
         return attempt
+
+    def _forget(self, attempt: str) -> None:
+        if attempt in self._told:
+            self._told.discard(attempt)
+            self._cleaning.forget(attempt)
 
     def _pin(self, lease: Lease) -> None:
         """Fix the versions that a job can be handed, and have them looked for in all that it prints."""
         for name, granted in lease.grants.items():
             held = self._store.get(name)
             granted.version = held.version
+            self._told.add(lease.attempt)
             if granted.ask.mode != "proxy":
                 self._cleaning.tell(lease.attempt, name, held.value)
 
@@ -264,6 +277,8 @@ class Desk:
             if channel is not None:
                 channel.orphan_until_s = until_s
                 self._orphans[attempt] = channel
+            else:
+                self._forget(attempt)
 
     # jobs
 

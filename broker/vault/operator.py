@@ -15,10 +15,9 @@ from typing import Final
 from broker.vault import peer
 from broker.vault.errors import VaultBusyError, VaultError, VaultUsageError
 
-__all__ = ["CONTROL", "COUNTER", "ask"]
+__all__ = ["COUNTER", "ask"]
 
-#: Sockets below the home's folder of sockets: the agents' and the operators'.
-CONTROL: Final = "broker"
+#: The operators' socket, below the home's folder of sockets.
 COUNTER: Final = "vault"
 ANSWER_S: Final = 30.0
 

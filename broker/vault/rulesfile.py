@@ -33,7 +33,8 @@ def load_rules(path: Path) -> Rules:
     except FileNotFoundError:
         return Rules()
     except OSError as error:
-        raise UnsafeVaultError(f"{path} can't be read: {error.strerror}") from None
+        fix = f"make it the vault owner's own: chown --reference=HOME/vault {path}"
+        raise UnsafeVaultError(f"{path} can't be read ({error.strerror}): {fix}") from None
     with os.fdopen(fd, "rb") as file:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_uid not in {0, os.geteuid()} or info.st_mode & _OTHERS_WRITE:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from broker.client import CONTROL
 from broker.vault import audit as audits
 from broker.vault import cleaning, hostkey, peer
 from broker.vault.audit import Audit
@@ -28,7 +29,7 @@ from broker.vault.errors import VaultError
 from broker.vault.hostkey import CommandKey
 from broker.vault.keystore import Keystore
 from broker.vault.leases import Leases
-from broker.vault.operator import CONTROL, COUNTER
+from broker.vault.operator import COUNTER
 from broker.vault.peer import Message
 from broker.vault.rulesfile import RULES_FILE, load_rules
 
@@ -168,7 +169,9 @@ def _become_owner(home: Path) -> Path:
         return home
     # It may lie where only root can enter; a folder that we are in stays open to us.
     os.chdir(home)
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    with contextlib.suppress(ValueError):
+        # Root in a container may not raise it; `harden` says what that means.
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     os.setgroups([])
     os.setresgid(owner, owner, owner)
     os.setresuid(owner, owner, owner)

@@ -14,12 +14,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal
 
+from node_agent.containment import disks, freezing, glance
 from node_agent.containment.cgroup import SlotGroup
-from node_agent.containment.errors import ResultTooLarge
+from node_agent.containment.ends import SEAT, setup_error
+from node_agent.containment.errors import GroupError, ResultTooLarge, SetupError, SpawnError
+from node_agent.containment.freezing import FREEZE_TIMEOUT_S, Still
+from node_agent.containment.glance import Glance
+from node_agent.containment.lower.handle import LowMould
 from node_agent.containment.moulds import End, Mould
 from node_agent.containment.plan import Usage, Verdict
 from node_agent.containment.slotgroup import GroupEvents
 from runner.wire import frames
+from runner.wire.errors import CodecError
+from runner.wire.frames import Op
 
 __all__ = ["PROOF_TIMEOUT_S", "Attempt"]
 
@@ -28,8 +35,6 @@ PROOF_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 1.0
 _FIRST_LOOK_S: Final = 0.0005
 _LONGEST_LOOK_S: Final = 0.05
-#: Most processes that are counted below a mould without a group.
-_MOST_COUNTED: Final = 600
 
 
 class Attempt:
@@ -37,7 +42,7 @@ class Attempt:
 
     def __init__(
         self,
-        mould: Mould,
+        mould: Mould | LowMould,
         group: SlotGroup | None,
         ends: tuple[int, int, socket.socket, int | None],
         on_unproved: Callable[[], None],
@@ -60,7 +65,18 @@ class Attempt:
         self._end: End | None = None
         self._started_s = self._loop.time()
         self._killed_s: float | None = None
-        self._counted = 0
+        #: The attempt's own file systems (see disks.py); closed by ``close``.
+        self.disks: tuple[int, ...] = ()
+        #: The worker's pidfd and its pid namespace, for the broker (plans with ``broker``); closed by ``close``.
+        self.seat: tuple[int, ...] = ()
+        #: Whether the worker is known to have restricted itself: nothing of the job runs before.
+        self.heard = False
+        #: How many processes the attempt may have; 0 = not told.
+        self.pids = 0
+        self._froze = False
+        self._failure: bytes | None = None
+        self._overdue = False
+        self._seen = Glance()
         self._look_s = _FIRST_LOOK_S
         self._timers: dict[str, asyncio.TimerHandle] = {}
         mould.on_end, mould.on_gone = self._take_end, self._take_gone
@@ -70,16 +86,96 @@ class Attempt:
         """Whether ``kill`` was called while it could still matter."""
         return self._killed_s is not None
 
+    @property
+    def kill_ms(self) -> float:
+        """From the kill until now; read it at the proof."""
+        return round((self._loop.time() - (self._killed_s or self._loop.time())) * 1000, 3)
+
+    def sockets(self) -> int:
+        """Count the sockets that the attempt's processes hold open."""
+        return glance.sockets_below(self._mould.pid)
+
     async def release(self, payload: bytes) -> None:
         """Send the payload; the worker runs the job when it has all of it. A worker that is gone is no error here."""
         with suppress(OSError):
             for record in frames.chunks(payload):
                 await self._loop.sock_sendall(self.channel, record)
 
+    def hurry(self, payload: bytes, timeout_s: float) -> None:
+        """Send a payload of one record before READY was heard; ``unready`` tells afterwards whether it came."""
+        with suppress(OSError):
+            self.channel.send(frames.pack(Op.RELEASE, payload))
+        self._timers["setup"] = self._loop.call_later(timeout_s, self._late)
+
+    def unready(self, verdict: Verdict) -> SetupError | SpawnError | None:
+        """Return why nothing of the job ran, None if it did; for an attempt that was hurried, after its verdict.
+
+        SetupError: the worker could not restrict itself. SpawnError: it ended earlier, another one may be tried.
+        """
+        if self.heard or (verdict.kind == "exit" and verdict.code == 0):
+            return None
+        if self._hear():
+            return None
+        if self._failure is not None:
+            return setup_error(self._failure)
+        if self._overdue:
+            return SetupError("start", 0, "the worker did not get ready in time")
+        return None if self.forced else SpawnError(f"the worker ended before it was ready ({verdict.kind})")
+
+    def _hear(self) -> bool:
+        """Read the worker's first word, if there is one; return whether it is READY."""
+        if not self.heard and self._failure is None:
+            with suppress(OSError, CodecError):
+                flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+                data, fds, _, _ = socket.recv_fds(self.channel, frames.MAX_RECORD_BYTES, disks.MOST + SEAT, flags)
+                self.disks, self.seat = tuple(fds[: disks.MOST]), tuple(fds[disks.MOST :])
+                op, body = frames.unpack(data)
+                self.heard = op is Op.READY
+                self._failure = body if op is Op.FAILED else None
+        return self.heard
+
+    def _late(self) -> None:
+        if not self._hear():
+            self._overdue = True
+            self.kill()
+
+    async def door(self) -> tuple[int, int]:
+        """Return what a job with net grants is connected by: see Mould.door. Raises SpawnError."""
+        if not isinstance(self._mould, Mould):
+            raise SpawnError("no net namespace at this level")
+        return await self._mould.door()
+
+    def place(self) -> tuple[int, ...]:
+        """Return what tells the broker this attempt: pidfds of mould and worker, and the pid namespace; all new copies.
+
+        Raises SpawnError.
+        """
+        if not isinstance(self._mould, Mould) or not self.seat:
+            raise SpawnError("the worker has not said where it sits")
+        return (self._mould.pin(), *(os.dup(fd) for fd in self.seat))
+
+    @property
+    def result_fd(self) -> int | None:
+        """The result file of a task."""
+        return self._result_fd
+
+    def replace_result(self, fd: int) -> None:
+        """Read ``fd``, which is ours from now on, instead of what the task wrote."""
+        if self._result_fd is not None:
+            os.close(self._result_fd)
+        self._result_fd = fd
+
     def terminate(self) -> None:
         """Send SIGTERM to the worker, through the mould."""
         if not self.verdict.done():
             self._mould.terminate(self._name)
+
+    async def freeze(self, frozen: bool, timeout_s: float = FREEZE_TIMEOUT_S) -> Still:
+        """Let no process of the attempt run, or let them go on. Raises GroupError where that can't be done."""
+        if self.verdict.done():
+            return Still(True, 0, "none")
+        self._froze = frozen
+        return await freezing.freeze(self._group, self._mould, self._name, frozen, timeout_s)
 
     def kill(self) -> None:
         """Kill everything of the attempt, twice over: its cgroup, and the mould whose namespace holds it."""
@@ -87,7 +183,8 @@ class Attempt:
             return
         self._killed_s = self._loop.time()
         with suppress(OSError):
-            self._counted = self._group.count() if self._group is not None else _count_below(self._mould.pid)
+            group = self._group
+            self._seen = Glance(group.count()) if group is not None else glance.below(self._mould.pid)
         self._strike()
         self._timers["late"] = self._loop.call_later(PROOF_TIMEOUT_S, self._give_up)
 
@@ -110,6 +207,9 @@ class Attempt:
     def close(self) -> None:
         """Give back the channel and the result; the pipes are the supervisor's. Idempotent."""
         self.channel.close()
+        for fd in (*self.disks, *self.seat):
+            os.close(fd)
+        self.disks = self.seat = ()
         if self._result_fd is not None:
             os.close(self._result_fd)
             self._result_fd = None
@@ -119,7 +219,7 @@ class Attempt:
             with suppress(OSError):
                 self._group.kill()
         self._mould.kill()
-        if not self._mould.gone.done():
+        if not self.proved.done():
             self._timers["retry"] = self._loop.call_later(_RETRY_S, self._strike)
 
     def _take_end(self, end: End) -> None:
@@ -164,6 +264,12 @@ class Attempt:
     def _resolve(self, verdict: Verdict) -> None:
         for timer in self._timers.values():
             timer.cancel()
+        if self._group is not None:
+            self._group.calm()
+        if self._froze and self._group is not None:
+            # The slot's next worker is born in this group.
+            with suppress(OSError, GroupError):
+                self._group.freeze(False)
         if not self.verdict.done():
             self.verdict.set_result(verdict)
         if not self.proved.done():
@@ -178,18 +284,27 @@ class Attempt:
             kind=kind,
             code=os.WEXITSTATUS(end.status) if kind == "exit" else 0,
             signal=os.WTERMSIG(end.status) if kind == "signal" else 0,
-            limit=_limit_broken(events),
+            limit=_limit_broken(events) or self._met_limit(end),
             usage=usage,
             forced=self.forced,
         )
 
+    def _met_limit(self, end: End) -> Literal["", "pids", "disk"]:
+        """Return what no counter tells: RLIMIT_NPROC without a group, and a full file system at the end."""
+        if not end.status:
+            return ""
+        counted = self._group is not None and "pids" in self._group.enforces
+        if not counted and 0 < self.pids - 1 <= end.left:
+            return "pids"
+        return "disk" if self._hear() and disks.full(self.disks) else ""
+
     def _killed(self, *, proved: bool) -> Verdict:
-        done_s = self._loop.time()
+        seen = self._seen
         return Verdict(
             kind="killed",
-            usage=self._usage(self._events(), processes=self._counted),
-            method="pidfd" if self._group is None else "cgroup.kill+pidfd",
-            kill_ms=round((done_s - (self._killed_s or done_s)) * 1000, 3),
+            usage=self._usage(self._events(), seen.cpu_s, seen.max_rss_bytes, seen.processes),
+            method=self._mould.method if self._group is None else f"cgroup.kill+{self._mould.method}",
+            kill_ms=self.kill_ms,
             forced=True,
             proved=proved,
         )
@@ -203,7 +318,7 @@ class Attempt:
 
     def _usage(self, events: GroupEvents, cpu_s: float = 0.0, max_rss_bytes: int = 0, processes: int = 0) -> Usage:
         wall_s = round(self._loop.time() - self._started_s, 6)
-        return Usage(wall_s, max(cpu_s, events.cpu_s), max_rss_bytes or events.peak_bytes, processes)
+        return Usage(wall_s, max(cpu_s, events.cpu_s), max(max_rss_bytes, events.peak_bytes), processes)
 
 
 def _limit_broken(events: GroupEvents) -> Literal["", "memory", "pids"]:
@@ -212,15 +327,3 @@ def _limit_broken(events: GroupEvents) -> Literal["", "memory", "pids"]:
 
 def _is_sigkill(status: int) -> bool:
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
-def _count_below(mould_pid: int) -> int:
-    """Count the descendants of a mould, at most _MOST_COUNTED: one look, for the receipt."""
-    todo, found = [mould_pid], 0
-    while todo and found < _MOST_COUNTED:
-        pid = todo.pop()
-        with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            children = [int(word) for word in file.read().split()]
-            found += len(children)
-            todo += children
-    return found

@@ -25,7 +25,7 @@ from typing import Literal
 from node_agent.containment import cgroupfs
 from node_agent.containment.cgroupfs import Hierarchies
 from node_agent.containment.errors import GroupBusy, GroupError
-from node_agent.containment.slotgroup import CPU_SHARES, CPU_WEIGHT, LIMITING, GroupEvents, SlotGroup
+from node_agent.containment.slotgroup import CPU_WEIGHT, LIMITING, USUAL_SHARES, GroupEvents, SlotGroup
 
 __all__ = ["GroupEvents", "NodeGroups", "SlotGroup"]
 
@@ -151,7 +151,7 @@ class NodeGroups:
         left = groups
         while left and time.monotonic() < deadline:
             left = [group for group in left if not cgroupfs.sweep_members(group)]
-        stuck = [group for group in groups if not cgroupfs.remove_group(group)]
+        stuck = [] if left else [group for group in groups if not cgroupfs.remove_group(group)]
         return f"cgroup {name}: {len(found)} processes {'NOT PROVED GONE' if left or stuck else 'killed'}"
 
 
@@ -188,7 +188,7 @@ def _place(found: Hierarchies, name: str) -> Place:
         if _make(mount / TOP / name):
             v1[controller] = mount / TOP / name
             if controller == "cpu":
-                _try_put(mount / TOP / "cpu.shares", str(CPU_SHARES))
+                _try_put(mount / TOP / "cpu.shares", str(USUAL_SHARES))
     if not v1.keys() & set(LIMITING):
         v1 = {}
     best: Place | None = None
@@ -261,7 +261,9 @@ def _prepare(base: Path, name: str, own: Path | None) -> list[str] | None:
     for group in (base.parent, base, base / name):
         for controller in wanted:
             _try_put(group / "cgroup.subtree_control", f"+{controller}")
-    _try_put(base / "cpu.weight", str(CPU_WEIGHT))
+    if own is not None:
+        # Against the agent beside it; against the host's other work the group of both has the default.
+        _try_put(base / "cpu.weight", str(CPU_WEIGHT))
     return [each for each in wanted if each in _words(base / name / "cgroup.subtree_control")]
 
 

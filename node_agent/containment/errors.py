@@ -2,12 +2,14 @@
 
     ContainmentError
     ├── SpawnError          no mould could be made for a slot
+    │   └── CrowdedError    this user has too many descriptors in flight: none can be passed (attack 34)
     ├── SetupError          a worker could not be restricted or given its view; nothing of the job ran
     ├── ResultTooLarge      a task's result is over its limit
     ├── GrantRefused        a path can't be granted on this host (reason: policy or unenforceable)
     ├── GroupError          a cgroup can't be made or written
     │   ├── GroupBusy       another agent holds this node's name
     │   └── LimitBusy       the slot's leaf can't take this limit now: a new mould and leaf are needed
+    ├── DoorError           a job's net grants could not be connected; nothing of it ran
     └── UidsUnavailable     no uid is free, or the range is unusable
 
 Called by every file of the package and by the supervisor. Must never carry a job's arguments or output.
@@ -15,19 +17,24 @@ Called by every file of the package and by the supervisor. Must never carry a jo
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Literal
 
 __all__ = [
     "ContainmentError",
+    "CrowdedError",
+    "DoorError",
     "GrantRefused",
     "GroupBusy",
     "GroupError",
+    "LeaseError",
     "LimitBusy",
     "ResultTooLarge",
     "SetupError",
     "SpawnError",
     "UidsUnavailable",
+    "unsent",
 ]
 
 
@@ -43,6 +50,12 @@ class SpawnError(ContainmentError):
 
     code = "spawn"
     retryable = True
+
+
+class CrowdedError(SpawnError):
+    """The kernel passes no more descriptors for this user (ETOOMANYREFS): some job keeps too many in flight."""
+
+    code = "crowded"
 
 
 class SetupError(ContainmentError):
@@ -93,8 +106,32 @@ class LimitBusy(GroupError):
     retryable = True
 
 
+class DoorError(ContainmentError):
+    """The egress process did not take the attempt's listener; the attempt is proved gone."""
+
+    code = "door"
+    retryable = True
+
+
+class LeaseError(ContainmentError):
+    """The broker did not open the attempt's lease; the attempt is proved gone. ``reason``: the refusal's."""
+
+    code = "lease"
+    retryable = True
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class UidsUnavailable(ContainmentError):
     """The range of job uids is unusable here, or every uid is taken."""
 
     code = "uids"
     retryable = True
+
+
+def unsent(what: str, error: Exception) -> SpawnError:
+    """Return the error of a message with descriptors that could not be sent."""
+    crowded = isinstance(error, OSError) and error.errno == errno.ETOOMANYREFS
+    return (CrowdedError if crowded else SpawnError)(f"{what}: {error}")

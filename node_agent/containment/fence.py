@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import cast
 
 from node_agent.containment import mounts
 from node_agent.containment.mounts import MountEntry
@@ -54,6 +55,25 @@ class Fence:
                 if place is not None:
                     places.setdefault(place, path)
         return cls(objects, around, places)
+
+    def dump(self) -> dict[str, object]:
+        """Return this as plain JSON values: what is known is taken along, no path is resolved a second time."""
+        return {
+            "objects": [[*key, name] for key, name in self.objects.items()],
+            "around": [[*key, name] for key, name in self.around.items()],
+            "places": [[device, str(path), name] for (device, path), name in self.places.items()],
+        }
+
+    @classmethod
+    def load(cls, plain: object) -> Fence:
+        """Return what ``dump`` wrote."""
+        parts = cast("dict[str, list[tuple[int, int, str]]]", plain)
+        places = cast("dict[str, list[tuple[str, str, str]]]", plain)["places"]
+        return cls(
+            {(device, inode): name for device, inode, name in parts["objects"]},
+            {(device, inode): name for device, inode, name in parts["around"]},
+            {(device, PurePosixPath(path)): name for device, path, name in places},
+        )
 
     def touched_by(self, fd: int, known: dict[int, MountEntry]) -> str | None:
         """Return the protected path that the opened grant equals, contains or lies in; None if it is clear."""

@@ -16,8 +16,9 @@ from contextlib import suppress
 from typing import Final
 
 from node_agent.containment import linux
+from node_agent.containment.script import AT_FDCWD, Row, row
 
-__all__ = ["READ", "USE", "WRITE", "abi", "restrict"]
+__all__ = ["READ", "USE", "WRITE", "abi", "allowed", "restrict", "rows"]
 
 _CREATE_RULESET: Final = 444
 _ADD_RULE: Final = 445
@@ -38,6 +39,9 @@ _RIGHTS: Final = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}
 _ALL_RIGHTS: Final = 0xFFFF
 _FOR_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPES_SINCE: Final = 6
+#: Descriptors in rows: the lowest that are free when a worker's own are at their places.
+_RULESET_FD: Final = 3
+_PATH_FD: Final = 4
 #: No abstract Unix socket and no signal leads out of the domain.
 _SCOPES: Final = 0b11
 
@@ -68,7 +72,7 @@ def restrict(rules: Sequence[tuple[str, int]]) -> int:
     version = abi()
     if version < 1:
         return 0
-    handled = _RIGHTS.get(version, _ALL_RIGHTS)
+    handled = _handled(version)
     head = struct.pack("QQQ", handled, 0, _SCOPES)
     size = 24 if version >= _SCOPES_SINCE else 8
     ruleset = linux.syscall("landlock_create_ruleset", _CREATE_RULESET, head, size, 0)
@@ -80,6 +84,41 @@ def restrict(rules: Sequence[tuple[str, int]]) -> int:
         with suppress(OSError):
             os.close(ruleset)
     return version
+
+
+def rows(rules: Sequence[tuple[bytes, int]]) -> tuple[list[Row], list[Row]]:
+    """Return ``restrict`` as rows for a process with no descriptor between 3 and 99: up to the rules, and after them.
+
+    Raises OSError.
+    """
+    version = abi()
+    before, after = [row("no_new_privs", "prctl", *linux.NO_NEW_PRIVS)], []
+    if version >= 1:
+        head = struct.pack("QQQ", _handled(version), 0, _SCOPES)
+        size = 24 if version >= _SCOPES_SINCE else 8
+        before.append(row("landlock", "landlock_create_ruleset", head, size, 0, expect=_RULESET_FD))
+        for path, rights in rules:
+            before += allowed(path, rights, version=version)
+        after = [row("landlock", "landlock_restrict_self", _RULESET_FD, 0), row("landlock", "close", _RULESET_FD)]
+    return before, after
+
+
+def allowed(path: bytes, rights: int, *, version: int | None = None, is_folder: bool = True) -> list[Row]:
+    """Return the rows of one rule. The kernel takes the rights of folders for folders only."""
+    version = abi() if version is None else version
+    if version < 1:
+        return []
+    rights &= _handled(version) & (_ALL_RIGHTS if is_folder else _FOR_FILES)
+    rule = struct.pack("=Qi", rights, _PATH_FD)
+    return [
+        row("landlock", "openat", AT_FDCWD, path, os.O_PATH | os.O_CLOEXEC, 0, expect=_PATH_FD),
+        row("landlock", "landlock_add_rule", _RULESET_FD, _PATH_BENEATH, rule, 0),
+        row("landlock", "close", _PATH_FD),
+    ]
+
+
+def _handled(version: int) -> int:
+    return _RIGHTS.get(version, _ALL_RIGHTS)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

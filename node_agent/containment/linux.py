@@ -9,6 +9,7 @@ Source: the man pages of the calls; numbers from asm-generic/unistd.h and x86's 
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 import signal
@@ -16,6 +17,8 @@ import struct
 from typing import Final
 
 __all__ = [
+    "BE_DUMPABLE",
+    "CLEAR_AMBIENT",
     "DETACH",
     "NEWCGROUP",
     "NEWIPC",
@@ -27,6 +30,7 @@ __all__ = [
     "NODEV",
     "NOEXEC",
     "NOSUID",
+    "NO_NEW_PRIVS",
     "RDONLY",
     "RESOLVE_BENEATH",
     "RESOLVE_NO_MAGICLINKS",
@@ -37,6 +41,7 @@ __all__ = [
     "drop_bounding",
     "drop_capabilities",
     "fork_into",
+    "kill_others",
     "lock_securebits",
     "mount",
     "mount_setattr",
@@ -45,12 +50,14 @@ __all__ = [
     "open_tree",
     "openat2",
     "pivot_root",
+    "raw",
     "set_dumpable",
     "set_parent_death_signal",
     "set_subreaper",
     "setns",
     "signal_descriptor",
     "syscall",
+    "tidy_heap",
     "timer_arm",
     "timer_descriptor",
     "umount",
@@ -82,6 +89,7 @@ RESOLVE_BENEATH: Final = 0x08
 SIZE_OF_DEADLINE: Final = 8
 
 _AT_FDCWD: Final = -100
+_MS_PRIVATE: Final = 1 << 18
 _AT_EMPTY_PATH: Final = 0x1000
 _AT_RECURSIVE: Final = 0x8000
 _CLOEXEC: Final = 0o2000000
@@ -89,8 +97,8 @@ _NONBLOCK: Final = 0o4000
 _CLOCK_BOOTTIME: Final = 7
 
 _NUMBERS: Final = {
-    "x86_64": {"pivot_root": 155},
-    "aarch64": {"pivot_root": 41},
+    "x86_64": {"pivot_root": 155, "kill": 62},
+    "aarch64": {"pivot_root": 41, "kill": 129},
 }
 _MACHINE: Final = os.uname().machine
 _SYSCALL_WORDS: Final = 6
@@ -104,6 +112,8 @@ _MOUNT_SETATTR: Final = 442
 _CLONE_CHILD_CLEARTID: Final = 0x0020_0000
 _CLONE_CHILD_SETTID: Final = 0x0100_0000
 _CLONE_INTO_CGROUP: Final = 0x2_0000_0000
+#: Size of struct clone_args, version 2.
+_CLONE_ARGS_BYTES: Final = 88
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
@@ -114,6 +124,10 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_GET_TID_ADDRESS: Final = 40
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
+#: Arguments of prctl, for tables of calls.
+CLEAR_AMBIENT: Final = (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+BE_DUMPABLE: Final = (_PR_SET_DUMPABLE, 1)
+NO_NEW_PRIVS: Final = (_PR_SET_NO_NEW_PRIVS, 1)
 #: NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE on, KEEP_CAPS off, all four locked.
 _SECUREBITS: Final = 0b1110_1111
 _LAST_KNOWN_CAPABILITY: Final = 63
@@ -126,27 +140,16 @@ _libc.unshare.argtypes = (ctypes.c_int,)
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+#: The unchecked call: (number, six arguments) → result, or -1 and errno. For tables of calls (script.py).
+raw: Final = _libc.syscall
 # The same call with the interpreter lock held throughout: a fork must not happen between two threads of Python.
-_held = ctypes.PyDLL(None, use_errno=True)
-_held.syscall.restype = ctypes.c_long
-
-
-class _CloneArgs(ctypes.Structure):
-    """struct clone_args, version 2 (88 bytes)."""
-
-    _fields_ = (
-        ("flags", ctypes.c_uint64),
-        ("pidfd", ctypes.c_uint64),
-        ("child_tid", ctypes.c_uint64),
-        ("parent_tid", ctypes.c_uint64),
-        ("exit_signal", ctypes.c_uint64),
-        ("stack", ctypes.c_uint64),
-        ("stack_size", ctypes.c_uint64),
-        ("tls", ctypes.c_uint64),
-        ("set_tid", ctypes.c_uint64),
-        ("set_tid_size", ctypes.c_uint64),
-        ("cgroup", ctypes.c_uint64),
-    )
+_clone3: Final = ctypes.PyDLL(None, use_errno=True).syscall
+_clone3.restype = ctypes.c_long
+_clone3.argtypes = (ctypes.c_long, ctypes.c_void_p, ctypes.c_long)
+# Looked up here, once: a child that does it copies fifty pages of its mould.
+_before_fork: Final = ctypes.pythonapi.PyOS_BeforeFork
+_after_fork_parent: Final = ctypes.pythonapi.PyOS_AfterFork_Parent
+_after_fork_child: Final = ctypes.pythonapi.PyOS_AfterFork_Child
 
 
 def syscall(what: str, number: int, *args: int | bytes | None) -> int:
@@ -165,21 +168,27 @@ def fork_into(cgroup_fd: int | None) -> int:
     """
     if cgroup_fd is None:
         return os.fork()
+    _before_fork()
+    pid = _clone3(_CLONE3, _clone_args(cgroup_fd), _CLONE_ARGS_BYTES)
+    if pid == 0:
+        _after_fork_child()
+        return 0
+    error = ctypes.get_errno()
+    _after_fork_parent()
+    if pid < 0:
+        raise OSError(error, f"clone3: {os.strerror(error)}")
+    return int(pid)
+
+
+@functools.cache
+def _clone_args(cgroup_fd: int) -> bytes:
+    """Return struct clone_args, version 2, for a child in the group of ``cgroup_fd``; the same for every fork."""
     flags = _CLONE_INTO_CGROUP
     cached = _thread_id_address()
     if cached:
         flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
-    args = _CloneArgs(flags=flags, child_tid=cached, exit_signal=signal.SIGCHLD, cgroup=cgroup_fd)
-    ctypes.pythonapi.PyOS_BeforeFork()
-    pid = int(_held.syscall(ctypes.c_long(_CLONE3), ctypes.byref(args), ctypes.c_long(ctypes.sizeof(args))))
-    if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
-        return 0
-    error = ctypes.get_errno()
-    ctypes.pythonapi.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(error, f"clone3: {os.strerror(error)}")
-    return pid
+    # flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup
+    return struct.pack("11Q", flags, 0, cached, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, cgroup_fd)
 
 
 def unshare(flags: int) -> None:
@@ -221,9 +230,12 @@ def move_mount(fd: int, target: str, *, at: int = _AT_FDCWD) -> None:
 
 
 def mount_setattr(fd: int, attributes: int, *, path: str = "", recursive: bool = False) -> None:
-    """Set MOUNT_ATTR_* on the mount that ``fd`` is open on, or on the one at ``path``; never clears any."""
+    """Set MOUNT_ATTR_* on the mount that ``fd`` is open on, or on the one at ``path``; never clears any.
+
+    It gets no mounts of others any more either: what the host mounts below it later would appear there, writable.
+    """
     flags = (_AT_RECURSIVE if recursive else 0) | (0 if path else _AT_EMPTY_PATH)
-    change = struct.pack("QQQQ", attributes, 0, 0, 0)
+    change = struct.pack("QQQQ", attributes, 0, _MS_PRIVATE, 0)
     _named("mount_setattr", path, _MOUNT_SETATTR, fd, os.fsencode(path), flags, change, len(change))
 
 
@@ -283,6 +295,19 @@ def drop_capabilities() -> None:
     """Empty the permitted, effective and inheritable sets."""
     header = struct.pack("Ii", 0x2008_0522, 0)
     _checked(_libc.capset(header, bytes(24)), "capset")
+
+
+def kill_others() -> None:
+    """SIGKILL to every process that this one may signal, but itself. That there is none is no error: it is the rule."""
+    if raw(_NUMBERS[_MACHINE]["kill"], -1, int(signal.SIGKILL), 0, 0, 0, 0) < 0 and ctypes.get_errno() != errno.ESRCH:
+        raise OSError(ctypes.get_errno(), "kill: " + os.strerror(ctypes.get_errno()))
+
+
+def tidy_heap() -> None:
+    """Have the C library sort its free memory, where it can: a child that does it copies every page of it."""
+    trim = getattr(_libc, "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def signal_descriptor(number: int) -> int:

@@ -5,8 +5,11 @@ code, never reads a plan, an argument or an environment value: it passes one des
 with it everything in its pid namespace, when the lifeline closes, when the newest deadline on it has passed, when the
 control socket closes, and after anything that it does not expect.
 
-    agent → mould   {"op": "begin", "attempt"} + the far end of the attempt's channel · {"op": "term"}
+    agent → mould   {"op": "begin", "attempt"[, "door"]} + the far end of the attempt's channel · {"op": "term"}
+                    {"op": "stop", "attempt"} · {"op": "cont", "attempt"}
     mould → agent   {"op": "up"} · {"op": "failed", …} · {"op": "odd", "why"} · {"op": "end", "attempt", "status", …}
+                    {"op": "held", "still", "moving"} answers stop and cont · {"op": "door"} + a listener on the
+                    loopback of this net namespace: what a job with net grants reaches, served by the egress process
 
 ``end`` is sent after kill(-1) and ECHILD: the kernel's word that the namespace holds nobody else.
 
@@ -27,7 +30,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
-from node_agent.containment import linux, view, worker
+from node_agent.containment import linux, outfit, view, worker
+from node_agent.containment.plan import PROXY
+from node_agent.containment.stopping import Stopper
 from node_agent.containment.worker import Kit
 from runner.wire import codec
 
@@ -40,6 +45,7 @@ EXIT_CONTROL: Final = 114
 EXIT_ODD: Final = 115
 EXIT_SETUP: Final = 116
 
+_BACKLOG: Final = 64
 _WALL: Final = 0x4000_0000
 _MAX_CONTROL_BYTES: Final = 4096
 _FD_SPACE: Final = socket.CMSG_SPACE(4)
@@ -89,9 +95,10 @@ def _set_up(seat: Seat, progress: worker.Progress) -> view.Prepared:
         raise OSError(0, "the mould is not pid 1 of its namespace")
     _close_others({0, 1, 2, seat.lifeline_fd, seat.control_fd, seat.job_fd or 0})
     # To the first process of a namespace the default action of a signal is nothing; its workers start with defaults.
-    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+    for number in (signal.SIGXFSZ, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD})
+    # SIGINT has the interpreter's handler, for tasks: here it must not interrupt, whoever sends it.
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD, signal.SIGINT})
     _raise_oom_score()
     progress.step = "cgroup"
     for path in seat.join_paths:
@@ -120,17 +127,21 @@ class _Mould:
         self._seat = seat
         self._control = control
         self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=seat.lifeline_fd)
-        self._prepared = prepared
+        self._news = select.poll()
+        self._news.register(self._lifeline, select.POLLIN)
         self._signals = linux.signal_descriptor(signal.SIGCHLD)
         self._sockets = os.open("/proc/self/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
         self._quiet = self._socket_counts()
         self._more = False
         self._timer = linux.timer_descriptor()
         self._limits = _own_limits()
-        self._job_score = _oom_score()
+        self._stopper = Stopper(f"{prepared.stage}/proc")
+        score: int | None = None
         if seat.level == "A":
             # With cgroup v1 the job shares this process's memory limit: the job goes first, and why is known.
+            score = _oom_score()
             _set_oom_score(0)
+        self._outfit = outfit.make(prepared, seat.kit, score, (*seat.paths, *worker.OWN_PATHS))
         self._deadline_ns: int | None = None
         self._attempt = ""
         self._worker: int | None = None
@@ -138,6 +149,8 @@ class _Mould:
         self._cpu_s = 0.0
         self._max_rss_bytes = 0
         self._processes = 0
+        self._left = 0
+        linux.tidy_heap()
 
     def serve(self) -> NoReturn:
         """Answer the agent until something ends this mould."""
@@ -145,7 +158,7 @@ class _Mould:
         for fd in (self._lifeline.fileno(), self._timer, self._control.fileno(), self._signals):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(0 if self._more else None)}
+            ready = dict(poll.poll(0 if self._more else None))
             # The lifeline first: no work is done on an old deadline.
             if self._lifeline.fileno() in ready or self._timer in ready:
                 self._read_lifeline()
@@ -156,11 +169,9 @@ class _Mould:
 
     def _read_lifeline(self) -> None:
         """Read to the newest record; end if the agent is gone or its lease has run out."""
-        while True:
-            try:
-                record = self._lifeline.recv(2 * linux.SIZE_OF_DEADLINE, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break
+        # Asked before it is read: an exception for "nothing there" costs more than all the rest of this.
+        while self._news.poll(0):
+            record = self._lifeline.recv(2 * linux.SIZE_OF_DEADLINE, socket.MSG_DONTWAIT)
             if not record:
                 os._exit(EXIT_LIFELINE)
             if len(record) != linux.SIZE_OF_DEADLINE:
@@ -181,13 +192,15 @@ class _Mould:
         if not isinstance(order, dict):
             os._exit(EXIT_ODD)
         if order.get("op") == "begin" and len(fds) == 1 and self._worker is None:
-            self._begin(str(order.get("attempt")), fds[0])
+            self._begin(str(order.get("attempt")), fds[0], door=order.get("door") is True)
         elif order.get("op") == "term" and not fds:
             self._terminate(str(order.get("attempt")))
+        elif order.get("op") in ("stop", "cont") and not fds:
+            self._hold(str(order.get("attempt")), stop=order.get("op") == "stop")
         else:
             os._exit(EXIT_ODD)
 
-    def _begin(self, attempt: str, channel_fd: int) -> None:
+    def _begin(self, attempt: str, channel_fd: int, *, door: bool) -> None:
         self._read_lifeline()
         if self._seat.level == "B":
             # Adopted by the zygote by now for certain, so its death is the one that is reported.
@@ -201,16 +214,16 @@ class _Mould:
             _send(self._control, op="odd", why="sockets")
             os._exit(EXIT_ODD)
         self._attempt, self._status = attempt, None
-        self._cpu_s, self._max_rss_bytes, self._processes = 0.0, 0, 0
+        self._cpu_s, self._max_rss_bytes, self._processes, self._left = 0.0, 0, 0, 0
         try:
+            if door:
+                _send_listener(self._control)
             pid = linux.fork_into(self._seat.job_fd)
         except OSError as error:
             _send(self._control, op="odd", why=str(error)[:300])
             os._exit(EXIT_ODD)
         if pid == 0:
-            if self._seat.level == "A":
-                _set_oom_score(self._job_score)
-            worker.run(channel_fd, self._prepared, self._seat.kit)
+            worker.run(channel_fd, self._outfit)
         os.close(channel_fd)
         self._worker = pid
 
@@ -219,6 +232,16 @@ class _Mould:
         if self._worker is not None and self._status is None and attempt == self._attempt:
             with suppress(ProcessLookupError):
                 os.kill(self._worker, signal.SIGTERM)
+
+    def _hold(self, attempt: str, *, stop: bool) -> None:
+        """Stop the attempt's processes or let them go on; one that ends by itself meanwhile answers with nobody."""
+        still = moving = 0
+        if self._worker is not None and self._status is None and attempt == self._attempt:
+            if stop:
+                still, moving = self._stopper.stop()
+            else:
+                still = self._stopper.go_on()
+        _send(self._control, op="held", still=still, moving=moving)
 
     def _reap(self) -> None:
         with suppress(BlockingIOError):
@@ -237,6 +260,7 @@ class _Mould:
             self._cpu_s += usage.ru_utime + usage.ru_stime
             self._max_rss_bytes = max(self._max_rss_bytes, usage.ru_maxrss * 1024)
             self._processes += 1
+            self._left += self._status is not None
             if pid == self._worker:
                 self._status = status
                 _kill_everyone()
@@ -259,16 +283,17 @@ class _Mould:
             cpu_s=round(self._cpu_s, 6),
             max_rss_bytes=self._max_rss_bytes,
             processes=self._processes,
+            left=self._left,
         )
         self._worker = self._status = None
+        self._stopper.forget()
 
 
 def _kill_everyone() -> None:
     """SIGKILL to every other process of the namespace. Outside of one this would be the whole host."""
     if os.getpid() != 1:
         os._exit(EXIT_ODD)
-    with suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
+    linux.kill_others()
 
 
 def _send(control: socket.socket, **record: object) -> None:
@@ -277,8 +302,16 @@ def _send(control: socket.socket, **record: object) -> None:
         control.send(codec.dump(record))
 
 
+def _send_listener(control: socket.socket) -> None:
+    """Give the agent a listener; none of the job's processes ever holds it, and this process forgets it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(PROXY)
+        listener.listen(_BACKLOG)
+        socket.send_fds(control, [codec.dump({"op": "door"})], [listener.fileno()])
+
+
 def _own_limits() -> tuple[tuple[int, int], ...]:
-    return tuple(resource.getrlimit(number) for number in _LIMITS)
+    return tuple(map(resource.getrlimit, _LIMITS))
 
 
 def _close_others(keep: set[int]) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from node_agent.containment.errors import SpawnError
+from node_agent.containment.errors import SpawnError, unsent
 from node_agent.containment.plan import Profile
 from runner.wire import codec
 from runner.wire.codec import Json
@@ -25,17 +25,22 @@ from runner.wire.errors import WireError
 __all__ = ["End", "Mould", "pair"]
 
 _MAX_RECORD_BYTES: Final = 8192
+_DOOR_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A mould's word on an attempt, given after kill(-1) and ECHILD. ``status`` is a raw wait status."""
+    """A mould's word on an attempt, given after kill(-1) and ECHILD. ``status`` is a raw wait status.
+
+    ``left``: how many processes the first one left behind.
+    """
 
     attempt: str
     status: int
     cpu_s: float
     max_rss_bytes: int
     processes: int
+    left: int = 0
 
 
 class Mould:
@@ -47,6 +52,8 @@ class Mould:
         """``paths``: the node's own paths that its views can show."""
         loop = asyncio.get_running_loop()
         self.pid = pid
+        #: What a receipt says of how it is killed.
+        self.method = "pidfd"
         self.paths = paths
         self.born_s = loop.time()
         self.served = 0
@@ -56,6 +63,8 @@ class Mould:
         self.gone: asyncio.Future[None] = loop.create_future()
         self.on_end: Callable[[End], None] | None = None
         self.on_gone: Callable[[], None] | None = None
+        self._held: asyncio.Future[tuple[int, int]] | None = None
+        self._door: asyncio.Future[int] | None = None
         self._loop = loop
         self._pidfd: int | None = pidfd
         self._lifeline = lifeline
@@ -73,15 +82,50 @@ class Mould:
     def begin(self, attempt: str, channel_fd: int) -> None:
         """Have a worker forked that holds ``channel_fd``. Raises SpawnError."""
         self.served += 1
+        door = self.profile is not None and bool(self.profile.net)
+        if door:
+            self._door = self._loop.create_future()
         try:
-            socket.send_fds(self._control, [codec.dump({"op": "begin", "attempt": attempt})], [channel_fd])
+            order = {"op": "begin", "attempt": attempt, **({"door": True} if door else {})}
+            socket.send_fds(self._control, [codec.dump(order)], [channel_fd])
         except OSError as error:
-            raise SpawnError(f"the mould does not answer: {error}") from error
+            raise unsent("the mould does not answer", error) from error
+
+    async def door(self) -> tuple[int, int]:
+        """Return the attempt's listener in the job's net namespace, and a pidfd of this mould; both the caller's.
+
+        Raises SpawnError.
+        """
+        door = self._door
+        if door is None:
+            raise SpawnError("the mould was not asked for a listener")
+        told: set[asyncio.Future[int] | asyncio.Future[None]] = {door, self.gone}
+        await asyncio.wait(told, timeout=_DOOR_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not door.done() or door.cancelled() or self._door is not door or self._pidfd is None:
+            raise SpawnError("the mould made no listener")
+        self._door = None
+        return door.result(), os.dup(self._pidfd)
+
+    def pin(self) -> int:
+        """Return a copy of this mould's pidfd. Raises SpawnError."""
+        if self._pidfd is None:
+            raise SpawnError("the mould is gone")
+        return os.dup(self._pidfd)
 
     def terminate(self, attempt: str) -> None:
         """Have SIGTERM sent to the worker, if this attempt still runs."""
         with suppress(OSError):
             self._control.send(codec.dump({"op": "term", "attempt": attempt}))
+
+    def hold(self, attempt: str, *, still: bool) -> asyncio.Future[tuple[int, int]]:
+        """Have everything in the namespace stopped, or let go on; resolves to (standing still, not yet)."""
+        if self._held is None or self._held.done():
+            self._held = self._loop.create_future()
+            if self.gone.done():
+                self._held.set_result((0, 0))
+        with suppress(OSError):
+            self._control.send(codec.dump({"op": "stop" if still else "cont", "attempt": attempt}))
+        return self._held
 
     def kill(self) -> None:
         """SIGKILL; the kernel takes everything in its namespace with it."""
@@ -101,25 +145,38 @@ class Mould:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        for future in (self.up, self.gone):
-            if not future.done():
+        if self._door is not None and self._door.done() and not self._door.cancelled():
+            os.close(self._door.result())
+            self._door = None
+        for future in (self.up, self.gone, self._held, self._door):
+            if future is not None and not future.done():
                 future.cancel()
 
-    def _read(self) -> None:
-        while True:
-            try:
-                data = self._control.recv(_MAX_RECORD_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._loop.remove_reader(self._control)
-                return
-            try:
-                self._take(codec.load(data))
-            except (WireError, KeyError, TypeError, ValueError):
-                self.kill()
+    def _read(self) -> bool:
+        """Take one record; return whether there was one. The loop calls again while there are more."""
+        try:
+            data = self._receive()
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._control)
+            return False
+        try:
+            self._take(codec.load(data))
+        except (WireError, KeyError, TypeError, ValueError):
+            self.kill()
+        return True
+
+    def _receive(self) -> bytes:
+        """Return a record. One descriptor is taken from a mould that owes a listener; any other is never received."""
+        if self._door is None or self._door.done():
+            return self._control.recv(_MAX_RECORD_BYTES)
+        data, fds, _, _ = socket.recv_fds(self._control, _MAX_RECORD_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        if fds:
+            self._door.set_result(fds[0])
+        return data
 
     def _take(self, record: Json) -> None:
         if not isinstance(record, dict):
@@ -139,22 +196,31 @@ class Mould:
                     cpu_s=float(str(record["cpu_s"])),
                     max_rss_bytes=_number(record["max_rss_bytes"]),
                     processes=_number(record["processes"]),
+                    left=_number(record["left"]),
                 )
                 if self.on_end is not None:
                     self.on_end(end)
+            case "door":
+                pass  # its descriptor was taken with it
+            case "held":
+                if self._held is not None and not self._held.done():
+                    self._held.set_result((_number(record["still"]), _number(record["moving"])))
             case _:
                 raise ValueError("unknown op")
 
     def _ended(self) -> None:
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
-        self._read()
+        while self._read():
+            pass
         self.spoiled = True
         if not self.up.done():
             self.up.set_exception(SpawnError("the mould ended before it was ready"))
             self.up.exception()  # the waiter may be gone already
         if not self.gone.done():
             self.gone.set_result(None)
+        if self._held is not None and not self._held.done():
+            self._held.set_result((0, 0))
         if self.on_gone is not None:
             self.on_gone()
 

@@ -1,7 +1,7 @@
 """Path grants on the host's side: opens, checks and clones what a job may see at the same path in its view.
 
-Called by the supervisor before an attempt. Must never open a path twice: what was checked is what is cloned. It runs
-with the agent's rights, so it refuses whatever it does not understand.
+Called by opener.py (opens and checks, in a process of its own) and the stage (clones). Must never open a path twice:
+what was checked is what is cloned. It runs with the agent's rights, so it refuses whatever it does not understand.
 
 A grant's path has no symlink in it, is a folder or a regular file of a real file system, and is clear of the fence.
 """
@@ -16,19 +16,16 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from node_agent.containment import linux, mounts
 from node_agent.containment.errors import GrantRefused
 from node_agent.containment.fence import Fence
 from node_agent.containment.mounts import MountEntry
 
-__all__ = ["PROTECTED_NAMES", "Opened", "Protected", "clone_mount", "open_grant", "protected_names"]
+__all__ = ["Mode", "Opened", "Protected", "clone_mount", "open_grant"]
 
 Mode = Literal["read", "write"]
-
-#: What the operator's own tools may run later: read-only below a write grant (attack 8).
-PROTECTED_NAMES = (".git/config", ".git/config.worktree", ".git/hooks", ".envrc", ".vscode", ".idea")
 
 #: File systems that are windows into the kernel or into devices: never granted.
 PSEUDO = frozenset(
@@ -65,6 +62,16 @@ class Protected:
         private = list(private)
         return cls(Fence.around_paths(private), Fence.around_paths([*private, *extra, *_own_code(), *_system()]))
 
+    def dump(self) -> dict[str, object]:
+        """Return this as plain JSON values, for the opener."""
+        return {"closed": self.closed.dump(), "kept": self.kept.dump()}
+
+    @classmethod
+    def load(cls, plain: object) -> Protected:
+        """Return what ``dump`` wrote."""
+        fences = cast("dict[str, object]", plain)
+        return cls(Fence.load(fences["closed"]), Fence.load(fences["kept"]))
+
 
 @dataclass(slots=True)
 class Opened:
@@ -79,6 +86,10 @@ class Opened:
     owner_gid: int
     device: int
     inode: int
+
+    def facts(self) -> dict[str, object]:
+        """Return everything but the descriptor, as plain JSON values."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "fd"}
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
@@ -134,28 +145,6 @@ def clone_mount(opened: Opened, mode: Mode, idmap_fd: int | None, *, job_uid: in
         os.close(fd)
         raise
     return fd
-
-
-def protected_names(opened: Opened) -> tuple[str, ...]:
-    """Return those of PROTECTED_NAMES that exist below an opened folder as folders or regular files.
-
-    A ``.git`` that is a file (a work tree of another repository) says where git looks, so it is named itself.
-    """
-    if opened.kind != "dir":
-        return ()
-    return tuple(name for name in (".git", *PROTECTED_NAMES) if _is_kept(opened.fd, name))
-
-
-def _is_kept(folder: int, name: str) -> bool:
-    try:
-        fd = linux.openat2(name, os.O_PATH, STRICT | linux.RESOLVE_BENEATH, at=folder)
-    except OSError:
-        return False
-    try:
-        kind = os.fstat(fd).st_mode
-    finally:
-        os.close(fd)
-    return stat.S_ISREG(kind) or (stat.S_ISDIR(kind) and name != ".git")
 
 
 def _check_form(path: str) -> None:

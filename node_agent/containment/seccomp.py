@@ -1,9 +1,12 @@
-"""The seccomp filter of a job: what no job may ask of the kernel, whatever else is set up.
+"""The seccomp filter of a job: an allow list, whatever else is set up around it.
 
-Called by the zygote (builds both forms once) and by the worker (puts one on, last). Must never allow a call because of
+Called by the zygote (builds every form once) and by the worker (puts one on, last). Must never allow a call because of
 the high half of an argument: the kernel reads 32 bits of these arguments, so the filter compares those 32 bits.
 
-A deny list: everything outside it is allowed. Source: seccomp(2); struct seccomp_data in linux/seccomp.h.
+Decisions by name are in syscalls.py; the checks of arguments are here. A call through another machine's entry (32-bit
+code, x32 numbers) ends the process with SIGSYS: its number would mean something else. Everything else that is not
+allowed is answered with an error, which programs can handle.
+Source: DESIGN §5, attacks 9, 16, 17, 37, 45; seccomp(2).
 """
 
 from __future__ import annotations
@@ -15,42 +18,48 @@ import os
 import struct
 from typing import Final, NamedTuple
 
-from node_agent.containment import linux
+from node_agent.containment import linux, script, syscalls
+from node_agent.containment.bpf import AND, ANY_BIT, EQUAL, LOAD, RETURN, Step, arg, assemble, search
 from node_agent.containment.errors import ContainmentError
+from node_agent.containment.script import Row
 from node_agent.containment.sysnumbers import AUDIT_ARCH, NUMBERS
 
-__all__ = ["Filter", "build", "install"]
+__all__ = ["Filter", "build", "install", "row"]
 
 _SECCOMP: Final = 317 if os.uname().machine == "x86_64" else 277
 _SET_MODE_FILTER: Final = 1
 
-_LOAD: Final = 0x20
-_EQUAL: Final = 0x15
-_AT_LEAST: Final = 0x35
-_ANY_BIT: Final = 0x45
-_AND: Final = 0x54
-_RETURN: Final = 0x06
-
-_ALLOW: Final = 0x7FFF_0000
-_KILL_PROCESS: Final = 0x8000_0000
-_ERRNO: Final = 0x0005_0000
-_REFUSE: Final = _ERRNO | errno.EPERM
-_ABSENT: Final = _ERRNO | errno.ENOSYS
-
 _OFFSET_NUMBER: Final = 0
 _OFFSET_ARCH: Final = 4
-_OFFSET_ARGS: Final = 16
-_X32: Final = 0x4000_0000
+#: x32 calls are x86-64 numbers with this bit.
+_X32: Final = range(0x4000_0000, 0x8000_0000)
+
+#: Every answer that a filter gives, by its label.
+_ANSWERS: Final = {
+    "allow": 0x7FFF_0000,
+    "refuse": 0x0005_0000 | errno.EPERM,
+    "absent": 0x0005_0000 | errno.ENOSYS,
+    "pretend": 0x0005_0000,
+    "no_protocol": 0x0005_0000 | errno.EPROTONOSUPPORT,
+    "kill": 0x8000_0000,
+}
 
 _NEW_NAMESPACES: Final = (
     linux.NEWNS | linux.NEWCGROUP | linux.NEWUTS | linux.NEWIPC | linux.NEWUSER | linux.NEWPID | linux.NEWNET
 )
-_NEWTIME: Final = 0x80
+#: What unshare may undo: CLONE_VM, FS, FILES, SIGHAND, THREAD and SYSVSEM. No namespace, also none of a later kernel.
+_UNSHARED: Final = 0x0005_0F00
 #: Set-user-ID and set-group-ID. The kernel itself ignores mode bits above 16.
 _SET_ID_BITS: Final = 0o6000
 _CREATES: Final = os.O_CREAT | 0o20000000  # __O_TMPFILE without O_DIRECTORY
-_TIOCSTI: Final = 0x5412
-_TIOCLINUX: Final = 0x541C
+#: Input pushed into a terminal (TIOCSTI, TIOCLINUX), and what takes files out of the project quota of a write grant
+#: (FS_IOC_SETFLAGS, its 32-bit form, FS_IOC_FSSETXATTR: at level A the kernel lets a file's owner do that; attack 40).
+_IOCTLS: Final = (0x5412, 0x541C, 0x4008_6602, 0x4004_6602, 0x401C_5820)
+_RLIMIT_CORE: Final = 4
+_PRIO_USER: Final = 2
+_IOPRIO_WHO_USER: Final = 3
+#: personality(2): plain Linux, and the question for the current one.
+_PERSONALITIES: Final = (0, 0xFFFF_FFFF)
 _AF_UNIX: Final = 1
 _AF_INET: Final = 2
 _AF_INET6: Final = 10
@@ -58,57 +67,10 @@ _AF_NETLINK: Final = 16
 _NETLINK_ROUTE: Final = 0
 _SOCK_TYPE: Final = 0xF
 _SOCK_STREAM: Final = 1
+_SOCK_DGRAM: Final = 2
 _SOCK_SEQPACKET: Final = 5
-#: Rules that are skipped together.
-_BLOCK: Final = 8
-_BY_USER: Final = {"setpriority": 2, "ioprio_set": 3}
-
-#: Refused whatever their arguments.
-DENIED: Final = (
-    *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "process_mrelease", "pidfd_getfd", "kcmp"),
-    *("mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount", "mount_setattr"),
-    *("fsopen", "fsconfig", "fsmount", "fspick", "name_to_handle_at", "open_by_handle_at", "fanotify_init"),
-    *("setns", "bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register"),
-    *("add_key", "request_key", "keyctl", "kexec_load", "kexec_file_load", "init_module", "finit_module"),
-    *("create_module", "delete_module", "iopl", "ioperm", "modify_ldt", "acct", "swapon", "swapoff", "reboot"),
-    *("quotactl", "quotactl_fd", "nfsservctl", "lookup_dcookie", "uselib", "_sysctl", "syslog", "vhangup"),
-    *("sethostname", "setdomainname", "settimeofday", "clock_settime", "adjtimex", "clock_adjtime"),
-)
-#: Answered as if the kernel did not have them: their arguments lie in memory, where no filter can read them.
-ABSENT: Final = ("clone3", "openat2")
-#: Calls that may set mode bits: the index of their mode argument.
-MODES: Final = {
-    "chmod": 1,
-    "fchmod": 1,
-    "fchmodat": 2,
-    "fchmodat2": 2,
-    "creat": 1,
-    "mkdir": 1,
-    "mkdirat": 2,
-    "mknod": 1,
-    "mknodat": 2,
-}
-#: Calls that open files: the indexes of their flags and mode.
-OPENS: Final = {"open": (1, 2), "openat": (2, 3)}
-#: Calls on a process named by argument 0, which must be the caller itself (0), attack 37.
-OWN_PROCESS: Final = (
-    "prlimit64",
-    "sched_setparam",
-    "sched_setscheduler",
-    "sched_setattr",
-    "sched_setaffinity",
-    "migrate_pages",
-    "move_pages",
-)
-#: personality(2): plain Linux, and the question for the current one.
-PERSONALITIES: Final = (0, 0xFFFF_FFFF)
-
-
-class _Step(NamedTuple):
-    code: int
-    value: int
-    if_true: int = 0
-    if_false: int = 0
+#: IPPROTO_IP (the type's own), TCP, UDP, ICMP (ping without rights), ICMPV6. A rarer one could load a kernel module.
+_PROTOCOLS: Final = (0, 6, 17, 1, 58)
 
 
 class Filter(NamedTuple):
@@ -118,8 +80,8 @@ class Filter(NamedTuple):
     length: int
 
 
-def build(*, allow_unix: bool, machine: str = os.uname().machine) -> Filter:
-    """Return the filter; ``allow_unix`` permits socket(AF_UNIX).
+def build(*, allow_unix: bool, allow_exec: bool = True, machine: str = os.uname().machine) -> Filter:
+    """Return the filter. ``allow_unix`` permits socket(AF_UNIX), ``allow_exec`` files in memory that can be executed.
 
     Raises:
         ContainmentError: there is no table for this machine.
@@ -127,19 +89,19 @@ def build(*, allow_unix: bool, machine: str = os.uname().machine) -> Filter:
     if machine not in NUMBERS:
         raise ContainmentError(f"no system call table for {machine}: jobs run on x86_64 and aarch64")
     numbers = NUMBERS[machine]
-    steps = [
-        _Step(_LOAD, _OFFSET_ARCH),
-        _Step(_EQUAL, AUDIT_ARCH[machine], 1, 0),
-        _Step(_RETURN, _KILL_PROCESS),
-        _Step(_LOAD, _OFFSET_NUMBER),
-    ]
+    named = {numbers[name]: label for name, label in _decisions(allow_exec=allow_exec).items() if name in numbers}
+    ranges = [(range(number, number + 1), label) for number, label in named.items()]
     if machine == "x86_64":
-        steps += [_Step(_AT_LEAST, _X32, 0, 1), _Step(_RETURN, _REFUSE)]
-    rules = [(numbers[name], body) for name, body in _rules(allow_unix=allow_unix) if name in numbers]
-    steps += _searched(sorted(rules))
-    steps.append(_Step(_RETURN, _ALLOW))
-    code = b"".join(struct.pack("HBBI", step.code, step.if_true, step.if_false, step.value) for step in steps)
-    built = Filter(code, len(steps))
+        ranges.append((_X32, "kill"))
+    steps = [
+        Step(LOAD, _OFFSET_ARCH),
+        Step(EQUAL, AUDIT_ARCH[machine], "", "kill"),
+        Step(LOAD, _OFFSET_NUMBER),
+        *search(ranges, "absent"),
+        *_checks(allow_unix=allow_unix),
+        *(Step(RETURN, answer, label=label) for label, answer in _ANSWERS.items()),
+    ]
+    built = Filter(assemble(steps), len(steps))
     _program(built)  # made here, once, for all that are forked from here
     return built
 
@@ -149,6 +111,11 @@ def install(ready: Filter) -> None:
     linux.syscall("seccomp", _SECCOMP, _SET_MODE_FILTER, 0, _program(ready)[0])
 
 
+def row(ready: Filter) -> Row:
+    """Return ``install`` as a row of a worker's table."""
+    return script.row("seccomp", "seccomp", _SET_MODE_FILTER, 0, _program(ready)[0])
+
+
 @functools.cache
 def _program(ready: Filter) -> tuple[bytes, object]:
     """Return struct sock_fprog for a filter, and the memory that it points to."""
@@ -156,60 +123,91 @@ def _program(ready: Filter) -> tuple[bytes, object]:
     return struct.pack("@HP", ready.length, ctypes.addressof(code)), code
 
 
-def _searched(rules: list[tuple[int, list[_Step]]]) -> list[_Step]:
-    """Lay out rules, sorted by number, in blocks that are skipped whole.
-
-    The kernel tries a new filter on every call number there is: fewer steps make each start of a job cheaper.
-    """
-    blocks: list[list[_Step]] = []
-    for start in range(0, len(rules), _BLOCK):
-        block: list[_Step] = []
-        for number, body in rules[start : start + _BLOCK]:
-            block += [_Step(_EQUAL, number, 0, len(body)), *body]
-        if start + _BLOCK < len(rules):
-            block.insert(0, _Step(_AT_LEAST, rules[start + _BLOCK][0], len(block) + 1, 0))
-            # In this block's range, but none of its numbers.
-            block.append(_Step(_RETURN, _ALLOW))
-        blocks.append(block)
-    return [step for block in blocks for step in block]
+def _decisions(*, allow_exec: bool) -> dict[str, str]:
+    """Return the label of each call by name. A name stands in one list only, so no list hides another."""
+    found = dict.fromkeys(syscalls.ALLOWED, "allow")
+    found |= dict.fromkeys(syscalls.DENIED, "refuse")
+    found |= dict.fromkeys(syscalls.ABSENT, "absent")
+    found |= {name: f"mode{at}" for name, at in syscalls.MODES.items()}
+    found |= {name: f"open{flags}" for name, (flags, _) in syscalls.OPENS.items()}
+    found |= dict.fromkeys(syscalls.OWN_PROCESS, "own0")
+    found |= {name: name for name in syscalls.LIMITS}
+    found |= {name: name for name in ("clone", "unshare", "setpriority", "ioprio_set", "personality", "ioctl")}
+    found |= {name: name for name in ("socket", "socketpair")}
+    found[syscalls.EXECUTABLE_MEMORY] = "allow" if allow_exec else "absent"
+    return found
 
 
-def _rules(*, allow_unix: bool) -> list[tuple[str, list[_Step]]]:
-    """Every rule ends in a return, so that the next one still finds the call's number loaded."""
-    allow, refuse, absent = _Step(_RETURN, _ALLOW), _Step(_RETURN, _REFUSE), _Step(_RETURN, _ABSENT)
-    rules = [(name, [absent]) for name in ABSENT]
-    rules += [(name, [refuse]) for name in DENIED]
-    rules.append(("clone", [_arg(0), _Step(_ANY_BIT, _NEW_NAMESPACES, 0, 1), refuse, allow]))
-    rules.append(("unshare", [_arg(0), _Step(_ANY_BIT, _NEW_NAMESPACES | _NEWTIME, 0, 1), refuse, allow]))
-    rules += [(name, [_arg(at), _Step(_ANY_BIT, _SET_ID_BITS, 0, 1), refuse, allow]) for name, at in MODES.items()]
-    for name, (flags, mode) in OPENS.items():
-        checks = [_arg(flags), _Step(_ANY_BIT, _CREATES, 0, 3), _arg(mode), _Step(_ANY_BIT, _SET_ID_BITS, 0, 1)]
-        rules.append((name, [*checks, refuse, allow]))
-    rules += [(name, [_arg(0), _Step(_EQUAL, 0, 1, 0), refuse, allow]) for name in OWN_PROCESS]
-    for name, by_user in _BY_USER.items():
-        checks = [_arg(0), _Step(_EQUAL, by_user, 2, 0), _arg(1), _Step(_EQUAL, 0, 1, 0)]
-        rules.append((name, [*checks, refuse, allow]))
-    rules.append(("personality", [_arg(0), *_one_of(PERSONALITIES)]))
-    rules.append(
-        ("ioctl", [_arg(1), _Step(_EQUAL, _TIOCSTI, 1, 0), _Step(_EQUAL, _TIOCLINUX, 0, 1), refuse, allow]),
-    )
-    families = (*((_AF_UNIX,) if allow_unix else ()), _AF_INET, _AF_INET6)
-    # NETLINK_ROUTE stays: the C library asks it for the interfaces in getaddrinfo.
-    netlink = [_Step(_EQUAL, _AF_NETLINK, 0, 2), _arg(2), _Step(_EQUAL, _NETLINK_ROUTE, 1, 0)]
-    named = [_Step(_EQUAL, family, len(families) - at + 3, 0) for at, family in enumerate(families)]
-    rules.append(("socket", [_arg(0), *named, *netlink, refuse, allow]))
-    # A DGRAM pair could still sendto() any pathname socket (attack 17).
-    pair = [_arg(0), _Step(_EQUAL, _AF_UNIX, 0, 4), _arg(1), _Step(_AND, _SOCK_TYPE)]
-    types = [_Step(_EQUAL, _SOCK_STREAM, 2, 0), _Step(_EQUAL, _SOCK_SEQPACKET, 1, 0)]
-    rules.append(("socketpair", [*pair, *types, refuse, allow]))
-    return rules
+def _checks(*, allow_unix: bool) -> list[Step]:
+    """Return the checks of arguments. Each ends in an answer: jumps go ahead only, and nothing falls into the next."""
+    return [
+        *(step for flags, mode in syscalls.OPENS.values() for step in _opens(flags, mode)),
+        *(step for mode in (1, 2, 3) for step in _plain_mode(mode)),
+        arg(0, "setpriority"),
+        Step(EQUAL, _PRIO_USER, "refuse", "own1"),
+        arg(0, "ioprio_set"),
+        Step(EQUAL, _IOPRIO_WHO_USER, "refuse", "own1"),
+        # Programs that go without cores (ulimit -c 0, gpg) ask for what would bring piped ones back, and must go on.
+        arg(0, "prlimit64"),
+        Step(EQUAL, 0, "", "refuse"),
+        arg(1),
+        Step(EQUAL, _RLIMIT_CORE, "", "allow"),
+        arg(2),
+        Step(EQUAL, 0, "", "pretend"),
+        arg(2, high=True),
+        Step(EQUAL, 0, "allow", "pretend"),
+        arg(0, "setrlimit"),
+        Step(EQUAL, _RLIMIT_CORE, "pretend", "allow"),
+        arg(0, "own0"),
+        Step(EQUAL, 0, "allow", "refuse"),
+        arg(1, "own1"),
+        Step(EQUAL, 0, "allow", "refuse"),
+        arg(0, "clone"),
+        Step(ANY_BIT, _NEW_NAMESPACES, "refuse", "allow"),
+        arg(0, "unshare"),
+        Step(ANY_BIT, 0xFFFF_FFFF ^ _UNSHARED, "refuse", "allow"),
+        arg(0, "personality"),
+        Step(EQUAL, _PERSONALITIES[0], "allow"),
+        Step(EQUAL, _PERSONALITIES[1], "allow", "refuse"),
+        arg(1, "ioctl"),
+        *(Step(EQUAL, number, "refuse", "" if number != _IOCTLS[-1] else "allow") for number in _IOCTLS),
+        *_sockets(allow_unix=allow_unix),
+    ]
 
 
-def _one_of(values: tuple[int, ...]) -> list[_Step]:
-    tests = [_Step(_EQUAL, value, len(values) - at, 0) for at, value in enumerate(values)]
-    return [*tests, _Step(_RETURN, _REFUSE), _Step(_RETURN, _ALLOW)]
+def _opens(flags: int, mode: int) -> list[Step]:
+    return [arg(flags, f"open{flags}"), Step(ANY_BIT, _CREATES, f"mode{mode}", "allow")]
 
 
-def _arg(index: int) -> _Step:
-    """Load the low half of an argument (both machines are little-endian)."""
-    return _Step(_LOAD, _OFFSET_ARGS + 8 * index)
+def _plain_mode(mode: int) -> list[Step]:
+    return [arg(mode, f"mode{mode}"), Step(ANY_BIT, _SET_ID_BITS, "refuse", "allow")]
+
+
+def _sockets(*, allow_unix: bool) -> list[Step]:
+    unix = [Step(EQUAL, _AF_UNIX, "allow")] if allow_unix else []
+    families = [Step(EQUAL, _AF_INET, "protocol"), Step(EQUAL, _AF_INET6, "protocol")]
+    protocols = [
+        Step(EQUAL, number, "type", "" if number != _PROTOCOLS[-1] else "no_protocol") for number in _PROTOCOLS
+    ]
+    return [
+        arg(0, "socket"),
+        *unix,
+        *families,
+        Step(EQUAL, _AF_NETLINK, "", "refuse"),
+        arg(2),
+        # NETLINK_ROUTE stays: the C library asks it for the interfaces in getaddrinfo.
+        Step(EQUAL, _NETLINK_ROUTE, "allow", "refuse"),
+        arg(2, "protocol"),
+        *protocols,
+        arg(1, "type"),
+        Step(AND, _SOCK_TYPE),
+        Step(EQUAL, _SOCK_STREAM, "allow"),
+        Step(EQUAL, _SOCK_DGRAM, "allow", "refuse"),
+        # A DGRAM pair could still sendto() any pathname socket (attack 17).
+        arg(0, "socketpair"),
+        Step(EQUAL, _AF_UNIX, "", "refuse"),
+        arg(1),
+        Step(AND, _SOCK_TYPE),
+        Step(EQUAL, _SOCK_STREAM, "allow"),
+        Step(EQUAL, _SOCK_SEQPACKET, "allow", "refuse"),
+    ]

@@ -8,22 +8,23 @@ that has run out.
 from __future__ import annotations
 
 import asyncio
-import functools
+import errno
 import os
 import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
+from node_agent.containment import disks
 from node_agent.containment.attempts import PROOF_TIMEOUT_S, Attempt
 from node_agent.containment.cgroup import SlotGroup
-from node_agent.containment.errors import GroupError, LimitBusy, SetupError, SpawnError
-from node_agent.containment.moulds import Mould, pair
+from node_agent.containment.ends import Ends, Waiting, first_record, noexec_memory, setup_error
+from node_agent.containment.errors import GroupError, LimitBusy, SetupError, SpawnError, unsent
+from node_agent.containment.moulds import Mould
 from node_agent.containment.plan import Plan, Profile, dumps
 from node_agent.containment.spawner import Zygote
-from runner.wire import codec, frames
+from runner.wire import frames
 from runner.wire.errors import CodecError
 from runner.wire.frames import Op
 
@@ -38,53 +39,6 @@ _TRIES: Final = 2
 def boottime_ns() -> int:
     """Return CLOCK_BOOTTIME: it also counts the time that the host sleeps."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """Both ends of everything that an attempt talks through; ours first."""
-
-    out: tuple[int, int]
-    err: tuple[int, int]
-    channel: tuple[socket.socket, socket.socket]
-    result: int | None
-
-    @classmethod
-    def make(cls, plan: Plan, channel: tuple[socket.socket, socket.socket]) -> _Ends:
-        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
-        result = os.memfd_create("result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) if plan.kind == "task" else None
-        for fd in (out[0], err[0]):
-            os.set_blocking(fd, False)
-        return cls(out, err, channel, result)
-
-    def close_theirs(self) -> None:
-        """Close the worker's ends, so that its end is seen as end of file here."""
-        os.close(self.out[1])
-        os.close(self.err[1])
-        self.channel[1].close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A worker that was forked ahead: it holds its channel, and waits on it for a plan."""
-
-    name: str
-    mould: Mould
-    channel: tuple[socket.socket, socket.socket]
-
-    @classmethod
-    def make(cls, name: str, mould: Mould) -> _Waiting:
-        """Have ``mould`` fork one. Raises SpawnError."""
-        near, far = pair()
-        near.setblocking(False)
-        try:
-            mould.begin(name, far.fileno())
-        except SpawnError:
-            near.close()
-            raise
-        finally:
-            far.close()
-        return cls(name, mould, (near, far))
 
 
 class _NotStarted(Exception):
@@ -113,7 +67,7 @@ class Slot:
         self._clock = clock
         self._mould: Mould | None = None
         self._attempt: Attempt | None = None
-        self._waiting: _Waiting | None = None
+        self._waiting: Waiting | None = None
         self._deadline_ns: int | None = None
         self._lock = asyncio.Lock()
         self._ahead: asyncio.Task[None] | None = None
@@ -164,6 +118,47 @@ class Slot:
                     await self._replace(profile)
         raise SpawnError("unreachable")
 
+    def waits_for(self, plan: Plan, profile: Profile) -> bool:
+        """Return whether a worker stands that ``eager`` could start for this plan."""
+        mould, waiting = self._mould, self._waiting
+        return (
+            waiting is not None
+            and waiting.mould is mould
+            and mould.profile is not None
+            and _fits(mould, profile)
+            and mould.paths.issuperset(plan.python_paths + plan.task_paths)
+            and (plan.allow_exec or plan.kind != "task")
+            and (self._attempt is None or self._attempt.proved.done())
+            and not self._lock.locked()
+            and not self._closed
+        )
+
+    def eager(self, plan: Plan, payload: bytes) -> Attempt | None:
+        """Hand plan and payload to the worker that stands, without waiting for its READY in between.
+
+        Only after ``waits_for``, for a plan without mounts and a payload of one record. The worker reads the payload
+        after it has restricted itself, so nothing of the job runs in less than its sandbox: an end of an attempt that
+        ``Attempt.unready`` names is one before the job.
+
+        Returns None, with nothing sent, where ``begin`` has to be asked instead, and tells why there is none.
+        """
+        waiting = self._waiting
+        if waiting is None or (self._deadline_ns is not None and self._clock() >= self._deadline_ns):
+            return None
+        try:
+            self._set_limits(plan)
+        except GroupError:
+            return None
+        self._waiting = None
+        ends = Ends.make(plan, waiting.channel)
+        try:
+            attempt = self._sent(waiting, ends, plan, ())
+        except (OSError, CodecError):
+            ends.close()
+            return None
+        attempt.hurry(payload, SETUP_TIMEOUT_S)
+        return attempt
+
     async def close(self) -> None:
         """Kill what runs, end the mould, wait for the proof. Idempotent."""
         self._closed = True
@@ -182,6 +177,9 @@ class Slot:
             raise SpawnError("the slot's last attempt is not proved gone")
 
     async def _try(self, plan: Plan, fds: Sequence[int]) -> Attempt:
+        if plan.kind == "task" and not plan.allow_exec and not noexec_memory():
+            why = "the result of a task that may execute no file of its own can't be sealed here: it needs Linux 6.3"
+            raise SetupError("result", errno.EINVAL, why)
         mould = self._mould
         if mould is None or mould.spoiled or mould.profile is None:
             raise SpawnError("no mould was prepared for this attempt")
@@ -189,24 +187,19 @@ class Slot:
             raise SpawnError("the lease of this node has run out")
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.mould is not mould:
-            waiting = _Waiting.make(plan.attempt, mould)
-        ends = _Ends.make(plan, waiting.channel)
-        ours = (ends.out[0], ends.err[0], ends.channel[0], ends.result)
-        attempt = Attempt(mould, self._group, ours, self._unproved, waiting.name)
+            waiting = Waiting.make(plan.attempt, mould)
+        ends = Ends.make(plan, waiting.channel)
         try:
-            theirs = [ends.out[1], ends.err[1], *([] if ends.result is None else [ends.result]), *fds]
-            socket.send_fds(ends.channel[0], [frames.pack(Op.PLAN, dumps(plan))], theirs)
+            attempt = self._sent(waiting, ends, plan, fds)
         except (OSError, CodecError) as error:
+            attempt = self._attempt_of(waiting, ends, plan)
             ends.close_theirs()
             attempt.kill()
             await self._undo(attempt)
             # A mould that found something odd (attack 38) may be gone already, and its end of the channel with it.
             if waiting.name != plan.attempt or isinstance(error, BrokenPipeError):
                 raise _NotStarted("the worker is gone before it had its plan") from error
-            raise SpawnError(f"the plan can't be sent: {error}") from error
-        ends.close_theirs()
-        self._attempt = attempt
-        attempt.proved.add_done_callback(lambda _: self._free(attempt))
+            raise unsent("the plan can't be sent", error) from error
         try:
             await self._ready(attempt, ahead=waiting.name != plan.attempt)
         except BaseException as error:
@@ -216,10 +209,26 @@ class Slot:
             raise
         return attempt
 
+    def _sent(self, waiting: Waiting, ends: Ends, plan: Plan, fds: Sequence[int]) -> Attempt:
+        """Send the plan; from here on there is an attempt. Raises OSError, CodecError."""
+        theirs = [ends.out[1], ends.err[1], *([] if ends.result is None else [ends.result]), *fds]
+        socket.send_fds(ends.channel[0], [frames.pack(Op.PLAN, dumps(plan))], theirs)
+        ends.close_theirs()
+        attempt = self._attempt = self._attempt_of(waiting, ends, plan)
+        attempt.proved.add_done_callback(lambda _: self._free(attempt))
+        return attempt
+
+    def _attempt_of(self, waiting: Waiting, ends: Ends, plan: Plan) -> Attempt:
+        ours = (ends.out[0], ends.err[0], ends.channel[0], ends.result)
+        attempt = Attempt(waiting.mould, self._group, ours, self._unproved, waiting.name)
+        attempt.pids = plan.pids
+        return attempt
+
     async def _ready(self, attempt: Attempt, *, ahead: bool) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            data = await asyncio.wait_for(loop.sock_recv(attempt.channel, frames.MAX_RECORD_BYTES), SETUP_TIMEOUT_S)
+            async with asyncio.timeout(SETUP_TIMEOUT_S):
+                data, fds = await first_record(attempt.channel)
+            attempt.disks, attempt.seat = attempt.disks or fds[: disks.MOST], fds[disks.MOST :]
             op, body = frames.unpack(data) if data else (None, b"")
         except TimeoutError:
             attempt.kill()
@@ -227,10 +236,17 @@ class Slot:
         except (OSError, CodecError):
             op, body = None, b""
         if op is Op.READY:
+            attempt.heard = True
             return
         if op is Op.FAILED:
-            raise _setup_error(body)
+            raise setup_error(body)
         verdict = await attempt.verdict
+        # Its end may have come in the same moment, and its word have been read with that.
+        problem = attempt.unready(verdict)
+        if attempt.heard:
+            return
+        if isinstance(problem, SetupError):
+            raise problem
         if verdict.kind == "worker_died" or ahead:
             raise _NotStarted(f"the mould or a worker that was forked ahead ended first ({verdict.kind})")
         raise SetupError("start", 0, f"the worker ended without a word ({verdict.kind} {verdict.signal})")
@@ -250,22 +266,25 @@ class Slot:
             os.close(attempt.stderr)
             attempt.close()
 
-    async def _limit(self, plan: Plan) -> None:
+    def _set_limits(self, plan: Plan) -> None:
+        """Write the totals and start counting. Raises LimitBusy, GroupError."""
         if self._group is None:
             if plan.memory_bytes is not None or plan.cpus is not None:
                 raise GroupError("no cgroup here, so a memory or cpu total can't be enforced")
             return
-        group = self._group
-        set_limits = functools.partial(group.set_limits, pids=plan.pids, memory_bytes=plan.memory_bytes, cpus=plan.cpus)
+        self._group.set_limits(pids=plan.pids, memory_bytes=plan.memory_bytes, cpus=plan.cpus)
+        self._group.reset()
+
+    async def _limit(self, plan: Plan) -> None:
         try:
-            set_limits()
+            self._set_limits(plan)
         except LimitBusy:
             profile = self._mould.profile if self._mould is not None else None
             await self._drop()
-            group.renew()
+            if self._group is not None:
+                self._group.renew()
             await self._replace(profile)
-            set_limits()
-        group.reset()
+            self._set_limits(plan)
 
     async def _replace(self, profile: Profile | None = None) -> None:
         await self._drop()
@@ -304,7 +323,10 @@ class Slot:
             self.healthy = True
             if self.proved is not None and not self.proved.done():
                 self.proved.set_result(None)
-        if self._mould is not None and self._mould.spoiled and not self._closed and not self._lock.locked():
+        mould = self._mould
+        if mould is not None and mould.profile is not None and mould.profile.net:
+            mould.spoiled = True  # never fit again (see _fits): the next one is made while nobody waits for it
+        if mould is not None and mould.spoiled and not self._closed and not self._lock.locked():
             self._ahead = asyncio.get_running_loop().create_task(self._renew_ahead())
 
     def _fork_ahead(self) -> None:
@@ -316,7 +338,7 @@ class Slot:
         if self._closed or mould is None or mould.spoiled or mould.profile is None or not _fits(mould, mould.profile):
             return
         with suppress(SpawnError):
-            self._waiting = _Waiting.make(f"ahead.{mould.served}", mould)
+            self._waiting = Waiting.make(f"ahead.{mould.served}", mould)
             mould.on_end = lambda _: self._forget_waiting()
 
     def _forget_waiting(self) -> None:
@@ -342,15 +364,5 @@ def _fits(mould: Mould, profile: Profile) -> bool:
         return False
     if mould.profile is None:
         return True
-    return mould.profile == profile and not profile.fresh and not profile.secrets
-
-
-def _setup_error(body: bytes) -> SetupError:
-    try:
-        told = codec.load(body)
-    except CodecError:
-        told = None
-    if not isinstance(told, dict):
-        return SetupError("start", 0, "an unreadable report")
-    errno = told.get("errno")
-    return SetupError(str(told.get("step")), errno if isinstance(errno, int) else 0, str(told.get("detail")))
+    # What a job's connections leave in the net namespace (TIME_WAIT) is no other attempt's business.
+    return mould.profile == profile and not profile.fresh and not profile.secrets and not profile.net

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Literal, cast
 
-from node_agent.containment.errors import SpawnError
+from node_agent.containment.errors import SpawnError, unsent
 from node_agent.containment.moulds import Mould, pair
 from runner.wire import codec
 from runner.wire.codec import Json
@@ -165,7 +165,7 @@ class Zygote:
         except TimeoutError:
             raise SpawnError("the zygote does not answer") from None
         except OSError as error:
-            raise SpawnError(f"the zygote can't be asked: {error}") from error
+            raise unsent("the zygote can't be asked", error) from error
         finally:
             self._waiting.pop(number, None)
 

@@ -22,6 +22,7 @@ __all__ = ["Journal", "detach_mounts", "remove_tree", "sweep_folders"]
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 UMOUNT_NOFOLLOW = 8
+SPARED = ".spared"
 MAX_DETACHES = 1000
 #: Folders of ``home/nodes/NAME`` whose content belongs to attempts.
 ATTEMPT_FOLDERS = ("work", "view")
@@ -37,11 +38,14 @@ class Journal:
         self._proc = proc
         self._boot = BOOT_ID.read_text().strip().replace("-", "")[:12]
 
-    def add(self, pid: int) -> None:
-        """Record a mould while its pid can't have been given to another process. Gone already: nothing to record."""
+    def add(self, pid: int, *, spare: bool = False) -> None:
+        """Record a mould while its pid can't have been given to another process. Gone already: nothing to record.
+
+        ``spare``: it is waited for and not killed, because it ends by itself after the proof (levels C to F).
+        """
         started = self._start_time(pid)
         if started is not None:
-            (self._folder / f"{self._boot}.{pid}.{started}").touch(mode=0o600)
+            (self._folder / f"{self._boot}.{pid}.{started}{SPARED if spare else ''}").touch(mode=0o600)
 
     def remove(self, pid: int) -> None:
         """Strike a mould that is proved gone. Idempotent."""
@@ -57,22 +61,23 @@ class Journal:
         return [line for path in sorted(self._folder.iterdir()) if (line := self._end(path, deadline))]
 
     def _end(self, path: Path, deadline: float) -> str:
-        boot, _, rest = path.name.partition(".")
+        boot, _, rest = path.name.removesuffix(SPARED).partition(".")
         pid_text, _, started = rest.partition(".")
         fd = self._pin(int(pid_text), int(started)) if boot == self._boot and pid_text.isdigit() else None
         if fd is None:
             path.unlink(missing_ok=True)
             return ""
         try:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            if not path.name.endswith(SPARED):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
             gone = _readable(fd, deadline)
         finally:
             os.close(fd)
         if not gone:
             return f"mould {pid_text}: NOT PROVED GONE"
         path.unlink(missing_ok=True)
-        return f"mould {pid_text}: killed"
+        return f"mould {pid_text}: {'ended' if path.name.endswith(SPARED) else 'killed'}"
 
     def _pin(self, pid: int, started: int) -> int | None:
         """Return a pidfd of exactly that process: the start time is read after it is open, so a reused pid shows."""

@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from node_agent.containment.errors import ContainmentError, SetupError, SpawnError
-from node_agent.containment.plan import Plan, Profile, Verdict
-from node_agent.containment.slotgroup import SlotGroup
+from node_agent.containment.lower.slots import LowSlot
+from node_agent.containment.plan import Level, Plan, Profile, Verdict
 from node_agent.containment.slots import Attempt, Slot
-from node_agent.containment.spawner import Zygote
 from runner.wire import codec
 
 __all__ = ["Outcome", "run"]
@@ -42,9 +41,8 @@ class Outcome:
     kill_ms: float = 0.0
 
 
-async def run(zygote: Zygote, group: SlotGroup | None, level: Literal["A", "B"], uid: int, gid: int) -> Outcome:
-    """Start the tree in the slot's group, kill it and look for what is left; never raises a containment error."""
-    slot = Slot(0, zygote, group)
+async def run(slot: Slot | LowSlot, level: Level, uid: int, gid: int) -> Outcome:
+    """Start the tree in the slot, kill it, look for what is left, close the slot; raises no containment error."""
     slot.renew(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + LEASE_S * 1_000_000_000)
     try:
         return await asyncio.wait_for(_attempt(slot, level, uid, gid), 2 * TIMEOUT_S)
@@ -59,7 +57,7 @@ async def run(zygote: Zygote, group: SlotGroup | None, level: Literal["A", "B"],
         await slot.close()
 
 
-async def _attempt(slot: Slot, level: Literal["A", "B"], uid: int, gid: int) -> Outcome:
+async def _attempt(slot: Slot | LowSlot, level: Level, uid: int, gid: int) -> Outcome:
     token = secrets.token_hex(16)
     began = time.monotonic()
     await slot.prepare(Profile(tenant="probe", signer="probe"))

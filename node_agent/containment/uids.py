@@ -3,8 +3,9 @@
 Called by the supervisor before an attempt and after its proof and clean-up. Must never give root, a uid with an
 account, or a uid that any other process of the host holds or has left processes under.
 
-A lease is a lock on ``/run/ringfence/uids/UID`` and a mark in it. The kernel drops the lock when its holder dies, which
-may be before the last process of the attempt has died; the mark stays, so the next taker looks for processes first.
+A uid is held by a lock on ``/run/ringfence/uids/UID`` and a mark in it. The kernel drops the lock when its holder dies,
+which may be before the last process of the attempt has died; the mark stays, so the next taker looks for processes
+first. A process keeps the locks of uids that it gave back, and takes those again first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import grp
+import heapq
 import os
 import pwd
 import stat
@@ -37,16 +39,13 @@ class Lease:
 
     uid: int
     _fd: int = field(repr=False)
-    _freed: Callable[[int], None] = field(repr=False)
+    _freed: Callable[[int, int], None] = field(repr=False)
 
     def release(self) -> None:
         """Give the uid back. Only after the proof that its processes are gone, and the clean-up. Idempotent."""
-        if self._fd < 0:
-            return
-        os.ftruncate(self._fd, 0)
-        os.close(self._fd)
-        self._fd = -1
-        self._freed(self.uid)
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._freed(self.uid, fd)
 
 
 class JobUids:
@@ -72,31 +71,46 @@ class JobUids:
         self.start, self.count = _choose(range_start, count, mapped, taken)
         self._folder = _own_folder(folder)
         self._held: set[int] = set()
+        #: Locks of uids that were given back, lowest uid first.
+        self._kept: list[tuple[int, int]] = []
         self._asked: dict[int, bool] = {}
 
     def acquire(self) -> Lease:
-        """Return the lowest uid that nobody on this host holds.
+        """Return a uid that nobody on this host holds: one that this process held before, else the lowest.
 
-        The lowest first, so that few uids are in use and the id-mapping descriptors of idmap.py are used again.
+        So few uids are in use, and the id-mapping descriptors of idmap.py are used again.
 
         Raises:
             UidsUnavailable: every uid of the range is held.
         """
+        if self._kept:
+            uid, fd = heapq.heappop(self._kept)
+            return Lease(uid, fd, self._free)
         for uid in range(self.start, self.start + self.count):
             if uid in self._held:
                 continue
-            fd = self._lock(uid)
-            if fd is None:
+            found = self._lock(uid)
+            if found is None:
                 continue
             self._held.add(uid)
-            return Lease(uid, fd, self._held.discard)
+            return Lease(uid, found, self._free)
         raise UidsUnavailable(f"all {self.count} job uids from {self.start} on are held: run fewer slots on this host")
 
     def close(self) -> None:
-        """Close the lock folder; leases stay valid. Idempotent."""
+        """Give up the locks that are kept, and the lock folder; leases stay valid. Idempotent."""
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
+        while self._kept:
+            self._free(*self._kept.pop())
+
+    def _free(self, uid: int, fd: int) -> None:
+        if self._folder >= 0:
+            heapq.heappush(self._kept, (uid, fd))
+            return
+        os.ftruncate(fd, 0)
+        os.close(fd)
+        self._held.discard(uid)
 
     def _lock(self, uid: int) -> int | None:
         fd = os.open(str(uid), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._folder)

@@ -14,6 +14,7 @@ Source: DESIGN §5 "View", pivot_root(2), open_tree(2).
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -23,13 +24,28 @@ from typing import Final
 from node_agent.containment import linux
 from node_agent.containment.plan import Mount, Plan
 
-__all__ = ["Prepared", "ViewError", "attach_grants", "build", "enter", "furnish", "prepare"]
+__all__ = [
+    "FRESH",
+    "SECRETS",
+    "SMALL",
+    "Prepared",
+    "ViewError",
+    "attach_grants",
+    "build",
+    "enter",
+    "group",
+    "passwd",
+    "prepare",
+]
 
 #: Where the mould stages its parts, in its own mount namespace: a folder of every host that no view needs.
 STAGE: Final = "/sys"
 #: Below the stage: the trees of the node's own paths, and the root that is being built. Hidden from every job.
 TREES: Final = "run/trees"
 ROOT: Final = "run/root"
+#: Where secrets lie that a job is handed as files.
+SECRETS: Final = "run/secrets"
+SECRETS_BYTES: Final = 8 << 20
 _READ_ONLY: Final = linux.RDONLY | linux.NOSUID | linux.NODEV
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC: Final = ("ssl", "ca-certificates", "ca-certificates.conf", "alternatives", "localtime", "mime.types")
@@ -42,10 +58,10 @@ _LINKS: Final = {
     "stderr": "/proc/self/fd/2",
 }
 #: Places of the node's own paths that lie in an attempt's own tmpfs mounts.
-_FRESH: Final = ("/work/", "/tmp/", "/run/", "/dev/shm/")  # noqa: S108 - the job's own tmpfs mounts
+FRESH: Final = ("/work/", "/tmp/", "/run/", "/dev/shm/")  # noqa: S108 - the job's own tmpfs mounts
 #: Nothing may be granted at or below these; and not the root itself.
 _RESERVED: Final = ("/proc", "/dev", "/sys", "/run")
-_SMALL: Final = "size=1m,nr_inodes=4096,mode=0755"
+SMALL: Final = "size=1m,nr_inodes=4096,mode=0755"
 _WRITTEN: Final = {
     "hosts": "127.0.0.1 localhost job\n::1 localhost job\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
@@ -93,7 +109,7 @@ def prepare(level: str, paths: Sequence[str]) -> Prepared:
 
     ``paths``: the node's own paths (Python, tasks) that plans may name.
     """
-    linux.mount("tmpfs", STAGE, "tmpfs", linux.NOSUID | linux.NODEV, _SMALL)
+    linux.mount("tmpfs", STAGE, "tmpfs", linux.NOSUID | linux.NODEV, SMALL)
     folders, links = [], []
     for name in _SYSTEM:
         host = f"/{name}"
@@ -120,32 +136,13 @@ def prepare(level: str, paths: Sequence[str]) -> Prepared:
     return Prepared("" if rooted else STAGE, rooted, (*folders, "etc", "dev", "proc"), tuple(links), places)
 
 
-def furnish(plan: Plan, prepared: Prepared, own_paths: tuple[str, ...] = ()) -> None:
-    """Make the mould's root this attempt's view: for a plan without grants, in a mould whose root is the stage.
-
-    ``own_paths`` are shown besides the plan's. Raises OSError, ViewError.
-    """
-    shown = prepared.shown(plan.python_paths + own_paths + plan.task_paths)
-    trees = [linux.open_tree(tree, recursive=True) for _, tree in shown]
-    linux.mount("tmpfs", "/run", "tmpfs", linux.NOSUID | linux.NODEV, _SMALL)
-    os.chdir("/")
-    _describe_ids(plan)
-    _mount_writable(plan)
-    for tree, (place, _) in zip(trees, shown, strict=True):
-        if place.startswith(_FRESH):
-            _make_point(place, tree)
-        linux.move_mount(tree, place)
-        os.close(tree)
-    linux.mount_setattr(-1, linux.RDONLY, path="/run")
-
-
 def build(plan: Plan, prepared: Prepared, own_paths: tuple[str, ...] = ()) -> None:
     """Make a fresh root for one attempt and stand in it; grants come next, then ``enter``.
 
     ``own_paths`` are shown besides the plan's. Raises OSError, ViewError.
     """
     stage, root = prepared.stage, f"{prepared.stage}/{ROOT}"
-    linux.mount("tmpfs", root, "tmpfs", linux.NOSUID | linux.NODEV, _SMALL)
+    linux.mount("tmpfs", root, "tmpfs", linux.NOSUID | linux.NODEV, SMALL)
     os.chdir(root)
     for name in prepared.folders:
         os.mkdir(name)
@@ -173,6 +170,8 @@ def attach_grants(plan: Plan, fds: Sequence[int]) -> None:
     for grant, fd in sorted(zip(plan.mounts, fds, strict=True), key=lambda pair: pair[0].path.count("/")):
         _check_place(grant.path)
         tree = fd if plan.level == "A" else _reopened(grant, fd)
+        if not plan.allow_exec:
+            linux.mount_setattr(tree, linux.NOEXEC)
         _place(tree, grant.path, own)
         _protect(grant)
 
@@ -187,17 +186,21 @@ def enter() -> None:
 
 def _describe_ids(plan: Plan) -> None:
     """Write the attempt's own accounts below the root that the process stands in."""
-    _write("run/passwd", _passwd(plan))
-    _write("run/group", f"root:x:0:\njob:x:{plan.gid}:job\nnogroup:x:65534:\n")
+    _write("run/passwd", passwd(plan.uid, plan.gid).decode())
+    _write("run/group", group(plan.gid).decode())
 
 
 def _mount_writable(plan: Plan) -> None:
     """Mount the attempt's own writable places below the root that the process stands in."""
     rest = f",nr_inodes={plan.inodes},uid={plan.uid},gid={plan.gid},mode="
-    flags = linux.NOSUID | linux.NODEV
+    flags = linux.NOSUID | linux.NODEV | (0 if plan.allow_exec else linux.NOEXEC)
     linux.mount("tmpfs", "work", "tmpfs", flags, f"size={plan.disk_bytes}{rest}0700")
     linux.mount("tmpfs", "tmp", "tmpfs", flags, f"size={plan.tmp_bytes}{rest}1777")
     linux.mount("tmpfs", "dev/shm", "tmpfs", flags, f"size={plan.shm_bytes}{rest}1777")
+    if plan.broker:
+        os.mkdir(SECRETS)
+        size = f"size={SECRETS_BYTES},nr_inodes=128,uid={plan.uid},gid={plan.gid},mode=0700"
+        linux.mount("tmpfs", SECRETS, "tmpfs", linux.NOSUID | linux.NODEV | linux.NOEXEC, size)
 
 
 def _stage_paths(paths: Sequence[str], covered: Sequence[str]) -> dict[str, tuple[tuple[str, str], ...]]:
@@ -212,7 +215,7 @@ def _stage_paths(paths: Sequence[str], covered: Sequence[str]) -> dict[str, tupl
             if place not in trees:
                 trees[place] = f"{TREES}/{len(trees)}"
                 _bind(place, f"{STAGE}/{trees[place]}")
-                if not place.startswith(_FRESH):
+                if not place.startswith(FRESH):
                     _make_point(f"{STAGE}{place}", place)
         places[path] = tuple((place, trees[place]) for place in both)
     return places
@@ -319,6 +322,11 @@ def _reopened(grant: Mount, checked: int) -> int:
         if not os.path.samestat(os.fstat(again), os.fstat(checked)):
             raise ViewError(f"{grant.path} is not what the node opened: it was replaced meanwhile")
         tree = linux.open_tree("", at=again)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            what = "holds mounts of the host, and at level B the kernel gives no folder without the mounts in it"
+            raise ViewError(f"{grant.path} {what}; grant folders beside them") from error
+        raise
     finally:
         os.close(again)
         os.close(checked)
@@ -328,17 +336,26 @@ def _reopened(grant: Mount, checked: int) -> int:
 
 
 def _protect(grant: Mount) -> None:
-    """Make the named files below a write grant read-only, where they exist; links in their path are an error."""
+    """Make the named files below a write grant read-only; links in their path are an error.
+
+    So is one that is gone, or is another file than the node found: another job with this grant may have moved it away
+    for the moment, to have it back later without its mount (attack 8).
+    """
     if not grant.protected:
         return
     base = linux.openat2(grant.path.strip("/"), os.O_PATH, linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS)
+    rules = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS
     try:
-        for name in grant.protected:
-            rules = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS
+        for number, name in enumerate(grant.protected):
             try:
                 inside = linux.openat2(name, os.O_PATH, rules, at=base)
             except FileNotFoundError:
-                continue
+                if not grant.identities:
+                    continue
+                raise ViewError(f"{grant.path}/{name} is gone since the node opened the grant") from None
+            info = os.fstat(inside)
+            if grant.identities and (info.st_dev, info.st_ino) != grant.identities[number]:
+                raise ViewError(f"{grant.path}/{name} was replaced since the node opened the grant")
             tree = linux.open_tree("", at=inside, recursive=True)
             linux.mount_setattr(tree, _READ_ONLY, recursive=True)
             linux.move_mount(tree, "", at=inside)
@@ -353,12 +370,18 @@ def _check_place(path: str) -> None:
         raise ViewError(f"nothing can be granted at {path}")
 
 
-def _passwd(plan: Plan) -> str:
+def passwd(uid: int, gid: int) -> bytes:
+    """Return the accounts of a view."""
     return (
-        "root:x:0:0:root:/:/usr/sbin/nologin\n"
-        f"job:x:{plan.uid}:{plan.gid}:job:/work:/bin/sh\n"
-        "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
+        b"root:x:0:0:root:/:/usr/sbin/nologin\n"
+        b"job:x:%d:%d:job:/work:/bin/sh\n"
+        b"nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n" % (uid, gid)
     )
+
+
+def group(gid: int) -> bytes:
+    """Return the groups of a view."""
+    return b"root:x:0:\njob:x:%d:job\nnogroup:x:65534:\n" % gid
 
 
 def _below(path: str, tops: Sequence[str]) -> bool:

@@ -11,37 +11,57 @@ Source: DESIGN §5; the order of steps is part of the design.
 from __future__ import annotations
 
 import os
-import resource
-import socket
-import struct
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from os import close, dup2, listdir
 from typing import Final, NoReturn
 
-from node_agent.containment import landlock, linux, seccomp, view
 from node_agent.containment import plan as plans
+from node_agent.containment import seccomp, view
+from node_agent.containment.answer import seated_rows
+from node_agent.containment.outfit import (
+    BROKER,
+    FIRST_FD,
+    STATUS_FD,
+    Kit,
+    Outfit,
+    fence_rows,
+    files_row,
+    view_rows,
+)
 from node_agent.containment.plan import Plan
-from node_agent.containment.seccomp import Filter
+from node_agent.containment.plan import needs as plan_needs
+from node_agent.containment.plan import of as plan_of
+from node_agent.containment.plan import values as plan_values
+from node_agent.containment.script import ANY, Memory, Row, StepError, row
+from node_agent.containment.script import run as carry_out
+from node_agent.containment.view import ViewError
 from runner.guest import bootstrap
+from runner.guest.bootstrap import main as guest_main
 from runner.wire import codec, frames
-from runner.wire.frames import FD_KERNEL, FD_RESULT, Op
+from runner.wire.frames import FD_BROKER, FD_KERNEL, FD_RESULT, Op
 
 __all__ = ["OWN_PATHS", "Kit", "Progress", "make_kit", "run"]
 
 EXIT_SETUP: Final = 70
-#: Most descriptors that one message carries (SCM_MAX_FD).
-_MAX_FDS: Final = 253
-_FDS_SPACE: Final = socket.CMSG_SPACE(4 * _MAX_FDS)
 #: The package that a task's module imports; in an editable install it lies outside of the environment.
 OWN_PATHS: Final = (os.path.dirname(os.path.dirname(os.path.abspath(frames.__file__))),)
-_READY: Final = frames.pack(Op.READY)
 _PLAN: Final = int(Op.PLAN)
+_SLASH: Final = ord("/")
 #: How /proc/self/status shows a process without any capability, with no_new_privs and a seccomp filter.
 _NOTHING_LEFT: Final = (
     "".join(f"\n{name}:\t{0:016x}" for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
     + "\nNoNewPrivs:\t1\nSeccomp:\t2\n"
 ).encode()
+#: The open descriptors at the last look, by kind of job: the job's own, and two for looking.
+_LOOKING: Final = ["0", "1", "2", str(STATUS_FD), str(STATUS_FD + 1), str(FD_KERNEL)]
+_OPEN: Final = {
+    2: _LOOKING,
+    3: [*_LOOKING, str(FD_RESULT)],
+    BROKER + 2: [*_LOOKING, str(FD_BROKER)],
+    BROKER + 3: [*_LOOKING, str(FD_BROKER), str(FD_RESULT)],
+}
+_EXPECTED: Final = {count: tuple(range(FIRST_FD, FIRST_FD + count)) for count in (2, 3)}
 
 
 class CheckError(Exception):
@@ -55,197 +75,110 @@ class Progress:
     step: str = "plan"
 
 
-@dataclass(frozen=True, slots=True)
-class Kit:
-    """What every worker finds made: both filters, and a socket object for whatever is open as FD_KERNEL."""
-
-    filters: dict[bool, Filter]
-    channel: socket.socket
-
-
 def make_kit() -> Kit:
     """Load and make, in the zygote, what all workers need: what is made before the fork is not made again by each."""
     bootstrap.preload()
     sample = plans.dumps(Plan("job.1", "task", "A", 1, 1))
+    memory = Memory()
+    rows = (row("rehearsal", "getpid", expect=ANY), row("rehearsal", "getppid", expect=ANY))
     for _ in range(bootstrap.REHEARSALS):
-        plans.loads(sample)
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    os.dup2(near.fileno(), FD_KERNEL, inheritable=False)
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=FD_KERNEL)
-    for fd in (near.detach(), far.detach(), FD_KERNEL):
-        os.close(fd)
-    return Kit({allow: seccomp.build(allow_unix=allow) for allow in (True, False)}, channel)
+        plan_needs(plan_values(sample))
+        carry_out(rows)
+        memory.message(1)
+        memory.content(1)
+        memory.at(0)
+    forms = [(unix, execute) for unix in (True, False) for execute in (True, False)]
+    return Kit({form: seccomp.build(allow_unix=form[0], allow_exec=form[1]) for form in forms}, memory)
 
 
-def run(channel_fd: int, prepared: view.Prepared, kit: Kit) -> NoReturn:
+def run(channel_fd: int, ready: Outfit) -> NoReturn:
     """Restrict this process as the plan says, then become the job."""
-    progress = Progress()
     try:
-        os.dup2(channel_fd, FD_KERNEL)
-        linux.unblock_signals()
-        plan = _restrict(kit, prepared, progress)
-        os.write(FD_KERNEL, _READY)
+        dup2(channel_fd, FD_KERNEL)
+        kind, task_paths, result_bytes, files, seated = _restrict(ready)
+        carry_out((*(seated_rows(ready.memory, ready.level) if seated else ready.answer), files))
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the mould's loop
-        _fail(progress.step, error)
+        _fail(error)
     try:
-        bootstrap.main(plan.kind, plan.task_paths, plan.result_bytes)
+        guest_main(kind, task_paths, result_bytes)
     finally:
         os._exit(EXIT_SETUP)
 
 
-def _restrict(kit: Kit, prepared: view.Prepared, progress: Progress) -> Plan:
-    # It may wait here for its plan, if it was forked ahead.
-    linux.unshare(linux.NEWNS | linux.NEWIPC | linux.NEWCGROUP)
-    plan, fds = _receive(kit.channel)
-    stdio = 3 if plan.kind == "task" else 2
-    own_paths = OWN_PATHS if plan.kind == "task" else ()
-    progress.step = "view"
-    if prepared.rooted and not plan.mounts:
-        view.furnish(plan, prepared, own_paths)
-    else:
-        view.build(plan, prepared, own_paths)
-        progress.step = "grant"
-        view.attach_grants(plan, fds[stdio:])
-        progress.step = "root"
-        view.enter()
-    progress.step = "descriptors"
-    _arrange(fds[:stdio])
-    steps: tuple[tuple[str, Callable[[], object]], ...] = (
-        ("session", _own_session),
-        ("limits", lambda: _limit(plan)),
-        ("identity", lambda: _become(plan)),
-        ("capabilities", _give_up_capabilities),
-        ("cwd", lambda: os.chdir(plan.cwd)),
-        ("no_new_privs", linux.no_new_privs),
-        ("landlock", lambda: landlock.restrict(_rules(plan))),
-        ("seccomp", lambda: seccomp.install(kit.filters[plan.allow_unix])),
-        # Its own /proc entries become readable to the job; nothing but this process is there yet.
-        ("dumpable", lambda: linux.set_dumpable(True)),
-        ("check", lambda: _check(plan)),
-    )
-    for progress.step, act in steps:
-        act()
-    return plan
+def _restrict(ready: Outfit) -> tuple[str, tuple[str, ...], int, Row, bool]:
+    """Restrict as the plan says, but for the last limit.
 
-
-def _receive(channel: socket.socket) -> tuple[Plan, list[int]]:
-    data, ancillary, flags, _ = channel.recvmsg(frames.MAX_RECORD_BYTES, _FDS_SPACE, socket.MSG_CMSG_CLOEXEC)
-    if not data:
+    Returns kind, task paths and the largest result of the plan, that limit, and whether the broker is to know its seat.
+    """
+    size = carry_out(ready.opening)  # it waits here for its plan, if it was forked ahead
+    if not size:
         os._exit(EXIT_SETUP)  # the agent is gone
-    fds = [fd for _, _, packed in ancillary for fd in struct.unpack(f"{len(packed) // 4}i", packed)]
-    if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
-        raise CheckError("the plan arrived cut short")
+    data, fds = ready.memory.message(size)
     if data[0] != _PLAN:
         raise CheckError("the first record is no plan")
-    return plans.loads(data[1:]), fds
-
-
-def _arrange(stdio: list[int]) -> None:
-    """Give every descriptor its fixed number and close all others."""
-    if max(stdio) >= FD_KERNEL or min(stdio) <= 2:
+    values = plan_values(data[1:])
+    kind, mounts, python_paths, task_paths, uid, gid, cwd, *rest = plan_needs(values)
+    disk, tmp, shm, inodes, files, pids, data_bytes, file_bytes, result_bytes, allow_unix, allow_exec, *more = rest
+    nice, broker = more
+    stdio = 3 if kind == "task" else 2
+    if fds[:stdio] != _EXPECTED[stdio]:
         raise CheckError("a descriptor arrived where a fixed one belongs")
-    os.dup2(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
-    os.dup2(stdio[0], 1)
-    os.dup2(stdio[1], 2)
-    if len(stdio) > 2:
-        os.dup2(stdio[2], FD_RESULT)
-    linux.close_range(3, FD_KERNEL - 1)
-    linux.close_range(FD_KERNEL + 1, FD_RESULT - 1)
-    linux.close_range(FD_RESULT + (len(stdio) > 2))
+    own_paths = OWN_PATHS if kind == "task" else ()
+    grants = fds[stdio:]
+    if broker:
+        if grants[:1] != (FIRST_FD + stdio,):
+            raise CheckError("the channel to the broker did not arrive where it belongs")
+        grants, stdio = grants[1:], BROKER + stdio
+    limits = (pids, data_bytes, file_bytes, nice)
+    form = (allow_unix, allow_exec)
+    if mounts or not allow_exec or broker:
+        writable = _build(plan_of(values), ready, grants, own_paths)
+        rows = fence_rows(ready, stdio, (uid, gid), limits, cwd, form=form, writable=writable)
+    else:
+        rows = view_rows(ready, python_paths + task_paths + own_paths, stdio, (uid, gid), (disk, tmp, shm, inodes))
+        rows += fence_rows(ready, stdio, (uid, gid), limits, cwd, form=form)
+    status_bytes = carry_out(rows)
+    _check(ready.memory, status_bytes, stdio, (uid, gid))
+    return kind, task_paths, result_bytes, files_row(ready, files), broker
 
 
-def _own_session() -> None:
-    os.setsid()
-    os.umask(0o022)
+def _build(plan: Plan, ready: Outfit, grants: tuple[int, ...], own_paths: tuple[str, ...]) -> list[tuple[str, bool]]:
+    """Make a view with grants, or one in a mould that keeps the host's tree; return the writable paths."""
+    step = "view"
+    try:
+        view.build(plan, ready.prepared, own_paths)
+        step = "grant"
+        view.attach_grants(plan, grants)
+        step = "root"
+        view.enter()
+    except OSError as error:
+        raise StepError(step, error.errno or 0, error.strerror or str(error)) from error
+    except (ViewError, ValueError) as error:
+        raise StepError(step, 0, str(error)) from error
+    writable = [(grant.path, grant.kind == "dir") for grant in plan.mounts if grant.mode == "write"]
+    return [*writable, (f"/{view.SECRETS}", True)] if plan.broker else writable
 
 
-def _limit(plan: Plan) -> None:
-    files = plan.files
-    if plan.level == "B":
-        # Descriptors in flight count per user: a job must not use up the agent's (attack 34).
-        files = min(files, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 4)
-    limits = {
-        # 0 would not stop a core_pattern that pipes (attack 19).
-        resource.RLIMIT_CORE: 1,
-        resource.RLIMIT_NOFILE: files,
-        # At B the mould counts too: the kernel counts per user namespace and uid. At A the cgroup comes first.
-        resource.RLIMIT_NPROC: plan.pids + 1,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_RTPRIO: 0,
-        resource.RLIMIT_NICE: 0,
-    }
-    if plan.address_space_bytes is not None:
-        limits[resource.RLIMIT_AS] = plan.address_space_bytes
-    if plan.file_bytes is not None:
-        limits[resource.RLIMIT_FSIZE] = plan.file_bytes
-    for number, value in limits.items():
-        hard = resource.getrlimit(number)[1]
-        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (least, least))
-
-
-def _become(plan: Plan) -> None:
-    if plan.level == "A":
-        os.setgroups([])
-    os.setresgid(plan.gid, plan.gid, plan.gid)
-    os.setresuid(plan.uid, plan.uid, plan.uid)
-
-
-def _give_up_capabilities() -> None:
-    linux.drop_ambient()
-    linux.drop_capabilities()
-
-
-def _rules(plan: Plan) -> list[tuple[str, int]]:
-    granted = [grant.path for grant in plan.mounts if grant.mode == "write"]
-    return [
-        ("/", landlock.READ),
-        ("/dev", landlock.READ | landlock.USE),
-        ("/proc", landlock.READ | landlock.USE),
-        # The job's own tmpfs mounts, and the write grants.
-        *((path, landlock.WRITE) for path in ("/work", "/tmp", "/dev/shm", *granted)),  # noqa: S108 - the own tmpfs
-    ]
-
-
-def _check(plan: Plan) -> None:
-    """Assert that nothing is left to give up and nothing leads outside. Raises CheckError."""
-    status = _status()
+def _check(memory: Memory, status_bytes: int, stdio: int, ids: tuple[int, int]) -> None:
+    """Assert that nothing is left to give up and nothing leads outside. Raises StepError."""
+    status = memory.content(status_bytes)
+    uid, gid = ids
+    whose = b"\nUid:\t%d\t%d\t%d\t%d\nGid:\t%d\t%d\t%d\t%d\n" % (uid, uid, uid, uid, gid, gid, gid, gid)
     if _NOTHING_LEFT not in status:
-        raise CheckError("capabilities are left, or no_new_privs or seccomp is not on")
-    ids = "\nUid:" + f"\t{plan.uid}" * 4 + "\nGid:" + f"\t{plan.gid}" * 4 + "\n"
-    if ids.encode() not in status:
-        raise CheckError("a foreign uid or gid is left")
-    if plan.level == "A" and os.getgroups():
-        raise CheckError("supplementary groups are left")
-    wanted = {0, 1, 2, FD_KERNEL} | ({FD_RESULT} if plan.kind == "task" else set())
-    found = {int(name) for name in os.listdir("/proc/self/fd")}
-    # One number in the list was the list's own descriptor, which is closed again.
-    extra = {fd for fd in found - wanted if _is_open(fd)}
-    if extra or wanted - found:
-        raise CheckError(f"descriptors are not as planned: {sorted(extra | (wanted - found))}")
-    if not os.getcwd().startswith("/"):
-        raise CheckError("the working folder lies outside the view")
+        raise StepError("check", 0, "capabilities are left, or no_new_privs or seccomp is not on")
+    if whose not in status:
+        raise StepError("check", 0, "a foreign uid or gid is left")
+    found = listdir("/proc/self/fd")
+    if found != _OPEN[stdio]:
+        raise StepError("check", 0, f"descriptors are not as planned: {found}")
+    if memory.at(0) != _SLASH:
+        raise StepError("check", 0, "the working folder lies outside the view")
+    close(STATUS_FD)
 
 
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
-
-
-def _status() -> bytes:
-    fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 1 << 14)
-    finally:
-        os.close(fd)
-
-
-def _fail(step: str, error: BaseException) -> NoReturn:
+def _fail(error: BaseException) -> NoReturn:
     errno = error.errno or 0 if isinstance(error, OSError) else 0
+    step = error.step if isinstance(error, StepError) else "plan"
     body = codec.dump({"step": step, "errno": errno, "detail": ascii(str(error) or type(error).__name__)[1:301]})
     with suppress(OSError):
         os.write(FD_KERNEL, frames.pack(Op.FAILED, body))

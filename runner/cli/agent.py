@@ -1,7 +1,7 @@
 """`ringfence agent` and `agent kill`: one node agent in the foreground, and a kill on this host without the store.
 
-Port: node_agent.local. Called by commands.py. Must never pass a secret on the agent's command line, and never trust a
-socket that another user serves (the agent's own module checks that).
+Port: node_agent.local, node_agent.egress, broker.vault. Called by commands.py. Must never pass a secret on the agent's
+command line, and never trust a socket that another user serves (the agent's own module checks that).
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import Annotated, Final
 
 import typer
 
+from broker.client import CONTROL
+from broker.vault.operator import COUNTER
 from node_agent import local
+from node_agent.egress import SOCKET_NAME
 from runner.cli import exitcode
 from runner.cli.kill import receipt_line
 from runner.cli.options import HomeOption, JobArgument, JsonOption, RedisOption
@@ -88,8 +91,12 @@ def _become_agent(site: Site, name: str | None, slots: int | None, policy: Path 
     os.execv(words[0], words)  # noqa: S606 - becoming the agent is the command's job
 
 
+#: Sockets in the same folder that are no agent's.
+_OTHERS: Final = frozenset({SOCKET_NAME, CONTROL, COUNTER})
+
+
 def _sockets(place: Home) -> list[Path]:
-    found = sorted(place.sockets.glob("*"))
+    found = sorted(path for path in place.sockets.glob("*") if path.name not in _OTHERS)
     if not found:
         raise ConfigError(f"no agent's socket in {place.sockets}: is an agent of this --home running on this host?")
     return found

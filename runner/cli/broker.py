@@ -72,12 +72,15 @@ def prepare(home: Home) -> None:
     if not home.vault.exists():
         shown = keystore.create(home.vault)
         hand_over(home)
-        path = home.keys / "vault-recovery.key"
+        path = home.keys / "vault-recovery.age"
         with contextlib.suppress(FileExistsError):
             create_file(path, f"{shown}\n".encode("ascii"), 0o600)
         say(f"made a vault for secrets; its recovery key is {path}: move it off this host")
     with contextlib.suppress(FileExistsError):
-        create_file(home.path / RULES_FILE, _UP_RULES.encode("ascii"), 0o644)
+        create_file(home.path / RULES_FILE, _UP_RULES.encode("ascii"), 0o600)
+        uid = stores.daemon_uid(VAULT_UID)
+        if uid is not None:
+            os.chown(home.path / RULES_FILE, uid, uid, follow_symlinks=False)
 
 
 def hand_over(home: Home) -> None:

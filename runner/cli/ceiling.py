@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import UsageError
+from runner.wire.errors import GrammarError
+from runner.wire.grants import parse_net
 
-__all__ = ["Import", "allowed_paths", "default_path", "parse_import", "policy_text"]
+__all__ = ["Import", "allowed_net", "allowed_paths", "default_path", "parse_import", "policy_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,19 @@ def allowed_paths(named: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(path.resolve() for path in named)
 
 
-def policy_text(allow: Sequence[Path], imports: Sequence[Import]) -> str:
-    """Return the policy file: any command, the tasks of ``imports``, every grant, paths below ``allow``."""
+def allowed_net(named: Sequence[str]) -> tuple[str, ...]:
+    """Return the destinations of --allow-net in the form that policy compares. Raises UsageError for another form."""
+    try:
+        return tuple(f"{grant.host}:{grant.port}" for text in named for grant in parse_net(text))
+    except GrammarError:
+        raise UsageError("--allow-net takes HOST:PORT") from None
+
+
+def policy_text(allow: Sequence[Path], imports: Sequence[Import], net: Sequence[str] = ()) -> str:
+    """Return the policy file: any command, the tasks of ``imports``, every grant, paths below ``allow``.
+
+    ``net``: destinations that are listed one by one, because a pattern opens no address of this machine.
+    """
     paths = [str(path) for path in allow]
     lines = [
         "# Written by `ringfence up` at each start. Services have a policy of their own: docs/operations.md",
@@ -80,7 +93,7 @@ def policy_text(allow: Sequence[Path], imports: Sequence[Import]) -> str:
         f"tasks = {_toml([f'{item.module}:*' for item in imports])}",
         f"read = {_toml(paths)}",
         f"write = {_toml(paths)}",
-        'net = ["*"]',
+        f"net = {_toml(['*', *net])}",
         'secrets = ["*"]',
         'tools = ["*"]',
     ]

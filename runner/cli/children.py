@@ -27,6 +27,8 @@ _LONGEST_PAUSE_S: Final = 5.0
 #: A child that lived this long starts again with the first pause.
 _STEADY_S: Final = 10.0
 _LAUNCHER: Final = Path(__file__).with_name("launch.py")
+#: What daemons get to see; heartbeat and strongest level are settings of agents.
+_KEPT: Final = ("TZ", "HOME", "RINGFENCE_HEARTBEAT_S", "RINGFENCE_MAX_LEVEL")
 #: Exit codes that say "don't start me again": wrong usage, wrong set-up.
 _FINAL_CODES: Final = frozenset({2, 78})
 
@@ -36,7 +38,7 @@ class Program:
     """What to run, and how it is ended.
 
     ``death``: the signal it gets when `up` dies. ``stop_s``: its time between SIGTERM and SIGKILL.
-    Higher ``stage`` ends first, all of one stage together.
+    Higher ``stage`` ends first, all of one stage together. ``bare``: it gets an empty environment.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Program:
     stage: int = 0
     uid: int | None = None
     inherit: tuple[int, ...] = ()
+    bare: bool = False
 
 
 @dataclass(slots=True)
@@ -141,7 +144,7 @@ class Children:
             [sys.executable, "-I", "-S", *words],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
-            env=environment(),
+            env={} if program.bare else environment(),
             cwd="/",
             start_new_session=True,
             pass_fds=program.inherit,
@@ -166,7 +169,7 @@ class Children:
 
 def environment() -> dict[str, str]:
     """Return all that a daemon gets to see of this process's environment."""
-    kept = {name: os.environ[name] for name in ("TZ", "HOME") if name in os.environ}
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **kept}
 
 

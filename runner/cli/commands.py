@@ -12,16 +12,20 @@ import typer
 
 from runner.cli import exitcode
 from runner.cli.agent import agent
+from runner.cli.broker import broker
 from runner.cli.daemons import store
 from runner.cli.doctor import doctor
+from runner.cli.egress import egress
 from runner.cli.keys import keys
 from runner.cli.kill import kill
 from runner.cli.look import events, logs, nodes, ps, result, show
 from runner.cli.options import HomeOption, RedisOption
 from runner.cli.output import print_line, say
+from runner.cli.pause import pause, resume
 from runner.cli.run import call, run
 from runner.cli.site import Site
 from runner.cli.up import up
+from runner.cli.vault import vault
 from runner.errors import ConfigError, RingfenceError, StoreError, UsageError
 from runner.wire.errors import WireError
 
@@ -32,8 +36,7 @@ EXIT_USAGE: Final = 2
 EXIT_SETUP: Final = 78
 #: Commands that are designed, and come with a later version.
 LATER: Final = frozenset(
-    {"approve", "audit", "broker", "deny", "drain", "pause", "policy", "resume", "retry", "scheduler", "suspend"}
-    | {"undrain", "vault", "web"}
+    {"approve", "audit", "deny", "drain", "policy", "retry", "scheduler", "suspend"} | {"undrain", "web"}
 )
 
 application = typer.Typer(
@@ -65,11 +68,13 @@ def site(
     context.obj = Site(home, redis)
 
 
-for _function in (up, run, call, ps, show, result, logs, events, kill, nodes, doctor, store):
+_looks = (ps, show, result, logs, events, nodes, doctor)
+for _function in (up, run, call, kill, pause, resume, *_looks, store, egress, broker):
     # A job's own words follow the command: the first one that is no option ends our options.
     _settings = {"allow_interspersed_args": False} if _function is run else {}
     application.command(context_settings=_settings)(_function)
 application.add_typer(keys)
+application.add_typer(vault)
 application.add_typer(agent)
 
 
@@ -109,6 +114,6 @@ def _command_of(words: list[str]) -> str:
 def _code_of(command: str, error: RingfenceError) -> int:
     if command in {"run", "call"}:
         return exitcode.INFRASTRUCTURE
-    if command == "kill" and isinstance(error, StoreError):
+    if command in {"kill", "pause", "resume"} and isinstance(error, StoreError):
         return exitcode.UNCONFIRMED
     return EXIT_ERROR

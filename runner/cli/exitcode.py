@@ -8,10 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from runner.wire.receipt import Outcome, Receipt
+from runner.wire.receipt import Outcome, PauseReceipt, Receipt
 from runner.wire.states import FailReason, State
 
-__all__ = ["ALREADY_ENDED", "INFRASTRUCTURE", "KILLED", "TIME_LIMIT", "UNCONFIRMED", "UNKNOWN", "of_job", "of_kill"]
+__all__ = [
+    "ALREADY_ENDED",
+    "INFRASTRUCTURE",
+    "KILLED",
+    "TIME_LIMIT",
+    "UNCONFIRMED",
+    "UNKNOWN",
+    "of_job",
+    "of_kill",
+    "of_pause",
+]
 
 KILLED: Final = 137
 TIME_LIMIT: Final = 124
@@ -48,6 +58,19 @@ def of_job(end: Outcome) -> int:
 def of_kill(receipts: Iterable[Receipt]) -> int:
     """Return the exit code of `kill`: the most alarming receipt decides (3 beats 4 beats 5 beats 0)."""
     codes = {_of_receipt(receipt) for receipt in receipts}
+    return next((code for code in (UNCONFIRMED, UNKNOWN, ALREADY_ENDED) if code in codes), 0)
+
+
+def of_pause(receipts: Iterable[PauseReceipt]) -> int:
+    """Return the exit code of `pause` and `resume`: 3 beats 4 beats 5 (ended, or not running) beats 0."""
+    known = {
+        "paused": 0,
+        "resumed": 0,
+        "already_ended": ALREADY_ENDED,
+        "not_running": ALREADY_ENDED,
+        "unknown": UNKNOWN,
+    }
+    codes = {known.get(receipt.outcome, UNCONFIRMED) for receipt in receipts}
     return next((code for code in (UNCONFIRMED, UNKNOWN, ALREADY_ENDED) if code in codes), 0)
 
 

@@ -19,7 +19,7 @@ from runner.cli.site import site_of
 from runner.errors import UsageError
 from runner.wire.receipt import Receipt
 
-__all__ = ["kill", "receipt_line"]
+__all__ = ["check_choice", "kill", "receipt_line"]
 
 _AT_ONCE: Final = 16
 
@@ -44,7 +44,7 @@ def kill(
     as_json: JsonOption = False,
 ) -> None:
     """Kill jobs with all their processes; exits 0 confirmed, 3 unconfirmed, 4 unknown job, 5 already ended."""
-    _check(jobs or (), (tag, queue, node, secret, task, group), tenant, every)
+    check_choice("kill", jobs or (), (tag, queue, node, secret, task, group), tenant, every)
     app = site_of(context, home, redis).app()
     if jobs:
         receipts = _kill_named(app, jobs, grace=grace, force=force, reason=reason, wait=wait)
@@ -89,14 +89,17 @@ def receipt_line(receipt: Receipt) -> str:
     return f"{receipt.job or receipt.node} UNCONFIRMED{why}; the kill stays in force, ask again or use `agent kill`"
 
 
-def _check(jobs: Sequence[str], selectors: Sequence[str | None], tenant: str | None, every: bool) -> None:
+def check_choice(
+    what: str, jobs: Sequence[str], selectors: Sequence[str | None], tenant: str | None, every: bool
+) -> None:
+    """Check that jobs, or one selector, are named. Raises UsageError."""
     count = sum(word is not None for word in selectors) + every
     if jobs and (count or tenant):
-        raise UsageError("kill takes jobs or a selector, not both: run it once for each")
+        raise UsageError(f"{what} takes jobs or a selector, not both: run it once for each")
     if count > 1:
-        raise UsageError("kill takes one selector: run it once for each (--tenant may go with any)")
+        raise UsageError(f"{what} takes one selector: run it once for each (--tenant may go with any)")
     if not jobs and not count and tenant is None:
-        raise UsageError("kill what? Name jobs, one selector such as --tag team=acme, or --all")
+        raise UsageError(f"{what} what? Name jobs, one selector such as --tag team=acme, or --all")
 
 
 def _kill_named(app: App, jobs: Sequence[str], *, grace: float, force: bool, reason: str, wait: float) -> list[Receipt]:

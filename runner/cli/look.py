@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from runner.cli import exitcode
+from runner.cli import exitcode, figures
 from runner.cli.options import HomeOption, JobArgument, JsonOption, RedisOption, TenantOption
 from runner.cli.output import JobOutput, print_fields, print_json, print_line, print_table, say
 from runner.cli.site import site_of
@@ -59,7 +59,13 @@ def show(
         print_json(view)
         return
     plain = {name: value for name, value in record.encode(view).items() if value not in ({}, "", [])}
-    print_fields([(name, value if isinstance(value, str) else json.dumps(value)) for name, value in plain.items()])
+    used, tail = figures.usage(view.usage), plain.pop("tail", None)
+    if used:
+        plain["usage"] = used
+    fields = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in plain.items()]
+    # The last output comes last, a line each: what people look for first.
+    fields += [("tail" if not number else "", line) for number, line in enumerate(str(tail or "").splitlines())]
+    print_fields(fields)
 
 
 def result(

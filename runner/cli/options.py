@@ -74,6 +74,7 @@ def build_grants(
     cpus: float | None,
     pids: int | None,
     disk: str | None,
+    no_exec: bool = False,
 ) -> Grants:
     """Return the grants that the options ask for. Paths become absolute here, on the operator's side.
 
@@ -91,6 +92,7 @@ def build_grants(
         cpus=cpus,
         pids=pids,
         disk=disk,
+        exec=not no_exec,
     )
 
 

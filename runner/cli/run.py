@@ -19,7 +19,7 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-from runner.cli import exitcode
+from runner.cli import exitcode, figures
 from runner.cli.kill import receipt_line
 from runner.cli.options import HomeOption, RedisOption, build_grants, json_value, not_in_this_version, pairs
 from runner.cli.output import JobOutput, print_json, print_line, say
@@ -27,6 +27,7 @@ from runner.cli.site import site_of
 from runner.errors import RingfenceError, UsageError
 from runner.job import Job
 from runner.request import JobOptions
+from runner.wire import record
 from runner.wire.receipt import Outcome
 from runner.wire.states import State
 
@@ -62,6 +63,7 @@ _Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="S
 _Cpus = Annotated[float | None, typer.Option("--cpus", metavar="N", help="Such as 1.5.")]
 _Pids = Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes at a time.")]
 _Disk = Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="Size of /work.")]
+_NoExec = Annotated[bool, typer.Option("--no-exec", help="Only the node's own programs can be executed.")]
 _Trusted = Annotated[bool, typer.Option("--trusted", help="May run below level B, where policy agrees.")]
 _Tool = Annotated[list[str] | None, typer.Option("--tool", metavar="NAME", help="Not in this version.")]
 
@@ -88,6 +90,7 @@ class _Asked:
     cpus: float | None
     pids: int | None
     disk: str | None
+    no_exec: bool
     trusted: bool
     tool: list[str] | None
     detach: bool
@@ -115,6 +118,7 @@ class _Asked:
                 cpus=self.cpus,
                 pids=self.pids,
                 disk=self.disk,
+                no_exec=self.no_exec,
             ),
             tags=pairs(self.tag, "--tag"),
             env=pairs(self.env, "--env"),
@@ -153,6 +157,7 @@ def run(
     cpus: _Cpus = None,
     pids: _Pids = None,
     disk: _Disk = None,
+    no_exec: _NoExec = False,
     trusted: _Trusted = False,
     tool: _Tool = None,
     detach: _Detach = False,
@@ -189,6 +194,7 @@ def call(
     cpus: _Cpus = None,
     pids: _Pids = None,
     disk: _Disk = None,
+    no_exec: _NoExec = False,
     trusted: _Trusted = False,
     tool: _Tool = None,
     detach: _Detach = False,
@@ -258,7 +264,8 @@ def _end_line(end: Outcome) -> str:
     how = f"{end.state}({end.reason})" if end.reason else end.state
     where = f" on {end.node}" if end.node else ""
     why = end.detail or (end.error or {}).get("message") or ""
-    return f"job {end.job} {how}{where}" + (f": {why}" if why else "")
+    used = figures.usage(record.encode(end))  # type: ignore[arg-type]  # the figures among its fields are numbers
+    return f"job {end.job} {how}{where}" + (f": {why}" if why else "") + (f" ({used})" if used else "")
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from runner.errors import ConfigError
 
-__all__ = ["MAX_SOCKET_BYTES", "STORE_UID", "Store", "binary", "check_socket_path", "prepare"]
+__all__ = ["MAX_SOCKET_BYTES", "STORE_UID", "Store", "binary", "check_socket_path", "daemon_uid", "prepare"]
 
 #: The first of the uids that Ringfence reserves for its own daemons, below the jobs' range.
 STORE_UID: Final = 1_899_999_900
@@ -68,7 +68,7 @@ def prepare(home: Path) -> Store:
     """
     folder = home / "store"
     path = check_socket_path(folder / "valkey.sock")
-    uid = _own_uid()
+    uid = daemon_uid(STORE_UID)
     folder.mkdir(mode=0o700, exist_ok=True)
     if uid is not None:
         os.chown(folder, uid, uid, follow_symlinks=False)
@@ -98,15 +98,15 @@ def check_socket_path(path: Path) -> Path:
     return path
 
 
-def _own_uid() -> int | None:
-    """Return the uid for the store: None as an ordinary user, or where root has no other uid in its map."""
+def daemon_uid(usual: int) -> int | None:
+    """Return the uid of a daemon: None as an ordinary user, or where root has no other uid in its map."""
     if os.geteuid() != 0:
         return None
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    if any(start <= STORE_UID < start + count for start, _, count in ranges):
-        return STORE_UID
+    if any(start <= usual < start + count for start, _, count in ranges):
+        return usual
     start, _, count = max(ranges)
-    uid = start + count - _JOB_UIDS - _DAEMON_UIDS
+    uid = start + count - _JOB_UIDS - _DAEMON_UIDS + (usual - STORE_UID)
     return uid if uid > start else None
 
 

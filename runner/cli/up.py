@@ -22,7 +22,7 @@ import typer
 
 from runner import keyring
 from runner.app import App
-from runner.cli import ceiling, store
+from runner.cli import broker, ceiling, egress, store
 from runner.cli.ceiling import Import
 from runner.cli.children import Child, Children, Program
 from runner.cli.options import HomeOption, RedisOption
@@ -68,6 +68,10 @@ def up(
     imports: Annotated[
         list[str] | None, typer.Option("--import", metavar="MODULE[:DIR]", help="Serve the tasks of this module.")
     ] = None,
+    allow_net: Annotated[
+        list[str] | None,
+        typer.Option("--allow-net", metavar="HOST:PORT", help="Jobs may be granted this one, also on this machine."),
+    ] = None,
     home: HomeOption = None,
     redis: RedisOption = None,
 ) -> None:
@@ -76,18 +80,24 @@ def up(
     modules = tuple(ceiling.parse_import(word) for word in imports or ())
     place = site.home
     paths = _allowed(allow, place)
+    net = ceiling.allowed_net(allow_net or ())
     keyring.init(place)
     with only_one(place) as lock:
         policy = place.path / "up-policy.toml"
-        replace_file(policy, ceiling.policy_text(paths, modules).encode("utf-8"), 0o600)
+        replace_file(policy, ceiling.policy_text(paths, modules, net).encode("utf-8"), 0o600)
         names = tuple(f"node-{number}" for number in range(1, nodes + 1))
         fleet = _Fleet(place, site.redis, names, slots, policy, modules)
         children = Children(say)
         children.catch_signals()
-        try:
-            _run(fleet, children, lock)
-        finally:
-            children.close()
+        # The socket outlives the process: agents that come while it starts again wait for it.
+        with egress.listening(place) as descriptors:
+            try:
+                children.start(egress.program(descriptors))
+                broker.prepare(place)
+                children.start(broker.program(place))
+                _run(fleet, children, lock)
+            finally:
+                children.close()
     raise typer.Exit(children.exit_code)
 
 

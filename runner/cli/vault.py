@@ -221,8 +221,8 @@ def explain(
         raise UsageError("explain takes one of --task and --command")
     place = site_of(context, home, redis).home
     ask = Ask(name, cast("Mode", mode), tenant, queue, task, command, host, pairs(tag, "--tag"))
-    with _said():
-        decision = decide(load_rules(place.path / RULES_FILE), ask)
+    with _said(), as_owner(place) as path:
+        decision = decide(load_rules(path.parent / RULES_FILE), ask)
     if as_json:
         print_json(decision)
     else:

@@ -1,25 +1,29 @@
 """The first code in a finished sandbox: reads the payload, sets the environment, becomes the job.
 
 Called by the worker once every restriction is in place (``main``, never returns). Must never be trusted by the node:
-from the RELEASE record on, this process belongs to the job. Nothing but the payload decides what is run, and the node
-sends it only to a worker that answered READY.
+from the RELEASE record on, this process belongs to the job. Nothing but the payload decides what is run, and it is
+read only after READY.
 
-The payload is a canonical JSON object {"argv" | "task", "args", "kwargs", "env", "job", "attempt", "tags"}.
+The payload is a canonical JSON object {"argv" | "task", "args", "kwargs", "env", "job", "attempt", "tags",
+"secrets"}.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn, cast
+from os import _exit, environ, read, set_inheritable, write
+from sys import path as search_path
+from typing import Final, NoReturn
 
-from runner.guest import call
+from runner.guest import call, vault
+from runner.guest.call import run as run_task
 from runner.wire import codec, frames
 from runner.wire.codec import Json
+from runner.wire.codec import load as load_json
 from runner.wire.errors import WireError
-from runner.wire.frames import FD_KERNEL, FD_RESULT, Op
+from runner.wire.frames import FD_BROKER, FD_KERNEL, FD_RESULT, MAX_RECORD_BYTES, Op
 
 __all__ = ["BASE_ENVIRONMENT", "REHEARSALS", "environment", "main", "preload"]
 
@@ -36,10 +40,15 @@ BASE_ENVIRONMENT: Final = {
 OWN_PREFIX: Final = "RINGFENCE_"
 #: More than the interpreter waits for before it adapts a function.
 REHEARSALS: Final = 16
+_COMMAND_FDS: Final = f"kernel={FD_KERNEL}"
+_BROKER_FD: Final = f",broker={FD_BROKER}"
+_TASK_FDS: Final = f"kernel={FD_KERNEL},result={FD_RESULT}"
 MAX_PAYLOAD_BYTES: Final = 32 << 20
 _PAYLOAD: Final = int(Op.PAYLOAD)
 _RELEASE: Final = int(Op.RELEASE)
 _RUNNING: Final = frames.pack(Op.RUNNING)
+#: What this process's environment holds already.
+_preset: Final[dict[str, str]] = {}
 EXIT_NO_PAYLOAD: Final = 70
 EXIT_NOT_RUNNABLE: Final = 126
 EXIT_NOT_FOUND: Final = 127
@@ -51,9 +60,12 @@ def preload() -> None:
     Adapted code is faster, and writes to fewer of the pages that a new process shares.
     """
     call.preload()
-    sample = codec.dump({"job": "main-1", "attempt": 1, "tags": {}, "env": {"A": "a"}, "task": ":", "args": [1]})
+    _preset.update(BASE_ENVIRONMENT, RINGFENCE_FDS=_TASK_FDS)
+    environ.clear()
+    environ.update(_preset)
+    sample = codec.dump({"job": "main-1", "attempt": 1, "tags": {}, "env": {"A": "a"}, "args": [1]})
     for _ in range(REHEARSALS):
-        payload = cast("dict[str, Json]", codec.load(sample))
+        payload = _parsed(sample)
         environment(payload, "task")
         call.rehearse(payload)
 
@@ -65,45 +77,63 @@ def main(kind: str, task_paths: Sequence[str], result_bytes: int) -> NoReturn:
         env = environment(payload, kind)
     except (OSError, WireError) as error:
         _say(f"no payload: {error}")
-        os._exit(EXIT_NO_PAYLOAD)
+        _exit(EXIT_NO_PAYLOAD)
+    except vault.SecretError as error:
+        _say(str(error))
+        _exit(EXIT_NO_PAYLOAD)
     # FD_KERNEL stays open: the job's way to its node.
     if kind == "task":
-        os._exit(_call(payload, env, task_paths, result_bytes))
-    _execute([str(word) for word in cast("list[Json]", payload.get("argv") or [])], env)
+        _exit(_call(payload, env, task_paths, result_bytes))
+    argv = payload.get("argv")
+    _execute([str(word) for word in argv] if isinstance(argv, list) else [], env)
 
 
 def environment(payload: dict[str, Json], kind: str) -> dict[str, str]:
     """Return the whole environment of the job; nothing of the node's own is in it."""
-    asked = {name: str(value) for name, value in cast("dict[str, Json]", payload.get("env") or {}).items()}
-    fds = f"kernel={FD_KERNEL}" + (f",result={FD_RESULT}" if kind == "task" else "")
-    return {
-        **BASE_ENVIRONMENT,
-        **{name: value for name, value in asked.items() if not name.startswith(OWN_PREFIX)},
-        f"{OWN_PREFIX}FDS": fds,
-        f"{OWN_PREFIX}JOB": str(payload.get("job", "")),
-        f"{OWN_PREFIX}ATTEMPT": str(payload.get("attempt", "")),
-    }
+    env = BASE_ENVIRONMENT.copy()
+    asked = payload.get("env")
+    if asked and isinstance(asked, dict):
+        for name, value in asked.items():
+            if not name.startswith(OWN_PREFIX):
+                env[name] = str(value)
+    env["RINGFENCE_FDS"] = _TASK_FDS if kind == "task" else _COMMAND_FDS
+    env["RINGFENCE_JOB"] = str(payload.get("job", ""))
+    env["RINGFENCE_ATTEMPT"] = str(payload.get("attempt", ""))
+    secrets = payload.get("secrets")
+    if secrets and isinstance(secrets, list):
+        env["RINGFENCE_FDS"] += _BROKER_FD
+        vault.deliver([one for one in secrets if isinstance(one, dict)], env)
+        if kind == "task":
+            set_inheritable(FD_BROKER, False)
+    return env
 
 
 def _receive() -> dict[str, Json]:
     parts: list[bytes] = []
     size = op = 0
     while op != _RELEASE:
-        data = os.read(FD_KERNEL, frames.MAX_RECORD_BYTES)
+        data = read(FD_KERNEL, MAX_RECORD_BYTES)
         size += len(data)
         op = data[0] if data else 0
         if op not in (_PAYLOAD, _RELEASE) or size > MAX_PAYLOAD_BYTES:
             raise OSError(f"unexpected record {op} after {size} bytes")
         parts.append(data[1:])
-    payload = codec.load(b"".join(parts), limit_bytes=MAX_PAYLOAD_BYTES)
+    payload = _parsed(b"".join(parts))
+    write(FD_KERNEL, _RUNNING)
+    return payload
+
+
+def _parsed(data: bytes) -> dict[str, Json]:
+    payload = load_json(data, limit_bytes=MAX_PAYLOAD_BYTES)
     if not isinstance(payload, dict):
         raise OSError("the payload is no object")
-    os.write(FD_KERNEL, _RUNNING)
     return payload
 
 
 def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
     """Become the command; its name is looked up on the PATH inside the view."""
+    # The interpreter ignores it; a program finds what every shell gives it. Handlers end with the execve itself.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execvpe(argv[0], argv, env)  # noqa: S606 - no shell on purpose
     except FileNotFoundError:
@@ -115,14 +145,15 @@ def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def _call(payload: dict[str, Json], env: dict[str, str], task_paths: Sequence[str], result_bytes: int) -> int:
-    os.environ.clear()
-    os.environ.update(env)
+    if not _preset:
+        environ.clear()
+    for name, value in env.items():
+        if _preset.get(name) != value:
+            environ[name] = value
     for number in (FD_KERNEL, FD_RESULT):
-        os.set_inheritable(number, False)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.path.extend(path for path in task_paths if path not in sys.path)
-    return call.run(payload, result_bytes)
+        set_inheritable(number, False)
+    search_path.extend(task_paths)
+    return run_task(payload, task_paths, result_bytes)
 
 
 def _say(text: str) -> None:

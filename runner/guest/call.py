@@ -8,22 +8,25 @@ The record on FD_RESULT is canonical JSON: {"ok": value} or {"error": {"type", "
 
 from __future__ import annotations
 
-import fcntl
-import gc
 import importlib
-import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from fcntl import F_ADD_SEALS, fcntl
+from gc import enable as enable_collector
+from os import write
 from types import ModuleType
-from typing import Final, cast
+from typing import Any, Final
 
-from runner.wire import codec, values
+from runner.guest.modules import load
 from runner.wire.codec import Json
+from runner.wire.codec import dump as dump_json
 from runner.wire.errors import ValueTypeError, WireError
 from runner.wire.frames import FD_RESULT
+from runner.wire.values import decode as decode_value
+from runner.wire.values import encode as encode_value
 
 __all__ = ["preload", "rehearse", "run"]
 
@@ -31,6 +34,8 @@ __all__ = ["preload", "rehearse", "run"]
 CONTEXT: Final = "runner.context"
 TASKS: Final = "runner.task"
 APP: Final = "runner.app"
+PACKAGE: Final = "runner"
+SAMPLE: Final = "sample:nothing"
 MAX_MESSAGE: Final = 4096
 MAX_TRACEBACK: Final = 64 * 1024
 EXIT_EXCEPTION: Final = 1
@@ -55,6 +60,9 @@ def preload() -> None:
     with suppress(ImportError):
         for name in (CONTEXT, TASKS, APP):
             importlib.import_module(name)
+        package = importlib.import_module(PACKAGE)
+        for name in ("App", "current_job", "Grants", "Job", "Secret"):
+            getattr(package, name)  # looked up once here, not by every task's import
     for stream in (sys.stdout, sys.stderr):
         # Lines reach the log as they are written, not when the task ends.
         stream.reconfigure(line_buffering=True, write_through=stream is sys.stderr)  # type: ignore[union-attr]
@@ -62,29 +70,40 @@ def preload() -> None:
 
 def rehearse(payload: dict[str, Json]) -> None:
     """Go the way of a task without one; for ``bootstrap.preload``. Leaves nothing behind."""
+    _outcome(payload | {"task": SAMPLE}, [os.path.dirname(os.path.abspath(__file__))], MAX_MESSAGE)
+    sys.modules.pop(SAMPLE.partition(":")[0], None)
     with suppress(ImportError):
-        _enter(payload)
         _loaded(CONTEXT).leave()
-    values.decode(payload["args"], path="args")
-    _encoded(1, len(CONTEXT))
-    importlib.util.find_spec("ringfence_no_such_module")
+        _loaded(TASKS).REGISTRY.clear()
 
 
-def run(payload: dict[str, Json], limit_bytes: int) -> int:
-    """Call the task of ``payload``, write its record, return the exit code: 0, or 1 after an exception."""
-    gc.enable()
-    code = 0
-    try:
-        _enter(payload)
-        body = _encoded(_called(payload), limit_bytes)
-    except BaseException as error:  # noqa: BLE001 - whatever a task raises is its result
-        code = EXIT_EXCEPTION
-        body = _failure(error, limit_bytes)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
+def run(payload: dict[str, Json], folders: Sequence[str], limit_bytes: int) -> int:
+    """Call the task of ``payload``, write its record, return the exit code: 0, or 1 after an exception.
+
+    ``folders``: where the task's module is looked for first.
+    """
+    enable_collector()
+    code, body = _outcome(payload, folders, limit_bytes)
+    _flush()
     _write(body)
     return code
+
+
+def _outcome(payload: dict[str, Json], folders: Sequence[str], limit_bytes: int) -> tuple[int, bytes]:
+    try:
+        _enter(payload)
+        return 0, _encoded(_called(payload, folders), limit_bytes)
+    except BaseException as error:  # noqa: BLE001 - whatever a task raises is its result
+        return EXIT_EXCEPTION, _failure(error, limit_bytes)
+
+
+def _flush() -> None:
+    # The task may have closed or replaced them.
+    for stream in (sys.stdout, sys.stderr):
+        try:  # noqa: SIM105 - suppress() touches six more pages, which each worker would have to copy
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass
 
 
 def _enter(payload: dict[str, Json]) -> None:
@@ -95,27 +114,31 @@ def _enter(payload: dict[str, Json]) -> None:
             job=str(payload.get("job", "")),
             attempt=int(attempt) if attempt.isdecimal() else 0,
             task=str(payload["task"]),
-            tags={name: str(value) for name, value in cast("dict[str, Json]", payload.get("tags") or {}).items()},
+            tags=_texts(payload.get("tags")),
         )
     )
 
 
-def _called(payload: dict[str, Json]) -> object:
+def _called(payload: dict[str, Json], folders: Sequence[str]) -> object:
     name = str(payload["task"])
-    function = _function(name)
-    args = cast("list[object]", values.decode(payload.get("args") or [], path="args"))
-    kwargs = cast("dict[str, object]", values.decode(payload.get("kwargs") or {}, path="kwargs"))
+    function = _function(name, folders)
+    args: Any = decode_value(payload.get("args") or [], path="args")
+    kwargs: Any = decode_value(payload.get("kwargs") or {}, path="kwargs")
     return function(*args, **kwargs)
 
 
-def _function(name: str) -> Callable[..., object]:
+def _texts(found: Json) -> dict[str, str]:
+    return {name: str(value) for name, value in found.items()} if isinstance(found, dict) and found else {}
+
+
+def _function(name: str, folders: Sequence[str]) -> Callable[..., object]:
     module = name.partition(":")[0]
-    _loaded(module)
-    registry = cast("dict[str, object]", _loaded(TASKS).REGISTRY)
-    task = registry.get(name)
+    load(module, folders)
+    task = _loaded(TASKS).REGISTRY.get(name)
     if task is None:
         raise UnknownTaskError(f"{module} has no task {name}: decorate the function with @app.task")
-    return cast("Callable[..., object]", getattr(task, "function", task))
+    found: Callable[..., object] = getattr(task, "function", task)
+    return found
 
 
 def _loaded(name: str) -> ModuleType:
@@ -125,7 +148,7 @@ def _loaded(name: str) -> ModuleType:
 
 def _encoded(value: object, limit_bytes: int) -> bytes:
     try:
-        body = codec.dump({"ok": values.encode(value, path="result")})
+        body = dump_json({"ok": encode_value(value, path="result")})
     except WireError as error:
         if isinstance(error, ValueTypeError) and "larger than" in str(error):
             raise ResultTooLarge(str(error)) from None
@@ -144,16 +167,18 @@ def _failure(error: BaseException, limit_bytes: int) -> bytes:
         message, trace = "the exception can't be shown", ""
     fields = {"type": kind, "message": message[:MAX_MESSAGE], "traceback": trace[-MAX_TRACEBACK:]}
     clean = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in fields.items()}
-    body = codec.dump({"error": clean})
+    body = dump_json({"error": clean})
     if len(body) > limit_bytes:
-        body = codec.dump({"error": {"type": kind[:64], "message": "", "traceback": ""}})
+        body = dump_json({"error": {"type": kind[:64], "message": "", "traceback": ""}})
     return body
 
 
 def _write(body: bytes) -> None:
-    view = memoryview(body)
-    while view:
-        view = view[os.write(FD_RESULT, view) :]
-    # Nothing that the task left running may change the result any more.
-    with suppress(OSError):
-        fcntl.fcntl(FD_RESULT, fcntl.F_ADD_SEALS, _ALL_SEALS)
+    done = write(FD_RESULT, body)
+    while done < len(body):
+        done += write(FD_RESULT, body[done:])
+    try:  # noqa: SIM105 - as in _flush
+        # Nothing that the task left running may change the result any more.
+        fcntl(FD_RESULT, F_ADD_SEALS, _ALL_SEALS)
+    except OSError:
+        pass

@@ -1,25 +1,27 @@
 """A job's own line to the vault broker: one question at a time on descriptor 101.
 
 Called by bootstrap (secrets that are delivered before the job starts) and by applications as ``runner.secret``. Must
-never be loaded by a job without secrets, write a value anywhere but where its grant says, or put one into an error.
+never write a value anywhere but where its grant says, or put one into an error.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import time
+from binascii import a2b_base64
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Final
 
+from runner.wire import codec
+from runner.wire.errors import CodecError
 from runner.wire.frames import FD_BROKER
 
-__all__ = ["FOLDER", "SecretError", "deliver", "get"]
+__all__ = ["FOLDER", "SecretError", "deliver", "secret"]
 
 FOLDER: Final = "/run/secrets"
 _MAX_REPLY_BYTES: Final = 64 * 1024
 _PENDING_S: Final = 0.2
+_NO_LINE: Final = "there is no line to a broker"
 _WHY: Final = {
     "denied": "this job was not granted it as a value",
     "expired": "its time is over",
@@ -38,7 +40,7 @@ class SecretError(Exception):
         self.code = code
 
 
-def get(name: str, *, wait: bool = True) -> bytes:
+def secret(name: str, *, wait: bool = True) -> bytes:
     """Return the value of a secret that this job was granted as get, file or env.
 
     ``wait``: while a person has not approved it yet, ask again; the job's time limit is the end of that.
@@ -46,16 +48,18 @@ def get(name: str, *, wait: bool = True) -> bytes:
     Raises:
         SecretError.
     """
-    question = json.dumps({"op": "get", "name": name}).encode()
+    question = codec.dump({"op": "get", "name": name})
     while True:
         try:
             os.write(FD_BROKER, question)
-            reply = json.loads(os.read(FD_BROKER, _MAX_REPLY_BYTES) or b"{}")
-        except (OSError, ValueError):
-            raise SecretError(name, "there is no line to a broker") from None
+            reply = codec.load(os.read(FD_BROKER, _MAX_REPLY_BYTES) or b"{}")
+        except (OSError, CodecError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise SecretError(name, _NO_LINE)
         if reply.get("ok"):
-            return base64.b64decode(reply["value"])
-        code = str(reply.get("err", "there is no line to a broker"))
+            return a2b_base64(str(reply["value"]))
+        code = str(reply.get("err", _NO_LINE))
         if code != "pending" or not wait:
             raise SecretError(name, code)
         time.sleep(_PENDING_S)
@@ -70,9 +74,9 @@ def deliver(secrets: Sequence[Mapping[str, object]], env: dict[str, str]) -> Non
     for one in secrets:
         name, mode = str(one["name"]), one["mode"]
         if mode == "env":
-            env[str(one["target"])] = get(name).decode("utf-8", "surrogateescape")
+            env[str(one["target"])] = secret(name).decode("utf-8", "surrogateescape")
         elif mode == "file":
-            env[f"{name}_FILE"] = _write(name, get(name))
+            env[f"{name}_FILE"] = _write(name, secret(name))
 
 
 def _write(name: str, value: bytes) -> str:
@@ -81,4 +85,4 @@ def _write(name: str, value: bytes) -> str:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400)
     with os.fdopen(fd, "wb") as file:
         file.write(value)
-    return cast("str", path)
+    return path

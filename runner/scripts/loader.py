@@ -16,7 +16,7 @@ from typing import Final
 
 __all__ = ["NAMES", "Script", "load"]
 
-NAMES: Final = ("enqueue", "kill", "lease", "log", "recover", "register", "sweep", "turn", "unregister")
+NAMES: Final = ("enqueue", "kill", "lease", "log", "pause", "recover", "register", "sweep", "turn", "unregister")
 _HOME: Final = Path(__file__).parent
 
 

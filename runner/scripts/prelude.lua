@@ -79,10 +79,14 @@ local function queue_of(lane)
 end
 
 -- One entry of a tenant's events. Entries of agents are signed; those of scripts have an empty signature.
+local prolonged = {}
 local function emit(tenant, body, signature)
   local key = RF .. 'ev:' .. tenant
   put('XADD', key, 'MAXLEN', '~', EVENT_MAX, '*', 'event', body, 'sig', signature)
-  call('EXPIRE', key, EVENT_TTL_S)
+  if not prolonged[key] then
+    call('EXPIRE', key, EVENT_TTL_S)
+    prolonged[key] = true
+  end
 end
 
 local function note(kind, id, attempt, more)
@@ -186,15 +190,19 @@ local function row(id, key, attempt, lane, slot, execution, seq, odd)
   return {id, attempt, lane, slot, execution, seq, data, oversized, table.concat(odd, ',')}, #data
 end
 
-local function odd_fields(key, lane)
-  local values = call('HMGET', key, 'origin', unpack(ODD))
+-- The names of those among `values`, which after the first `skip` holds origin and the fields of ODD.
+local function odd_among(values, skip, lane)
   local odd = {}
-  if (values[1] or '') ~= lane then odd[1] = 'origin' end
+  if (values[skip + 1] or '') ~= lane then odd[1] = 'origin' end
   for i, name in ipairs(ODD) do
-    local value = values[i + 1]
+    local value = values[skip + 1 + i]
     if value and value ~= '' then odd[#odd + 1] = name end
   end
   return odd
+end
+
+local function odd_fields(key, lane)
+  return odd_among(call('HMGET', key, 'origin', unpack(ODD)), 0, lane)
 end
 
 -- The claim of one agent start. `hand` is the slot's number, or what holds a job without a slot. The entry in the list

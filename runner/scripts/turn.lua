@@ -23,36 +23,70 @@ local MEMBER = NODE .. '/' .. BOOT
 local DAY_S = 86400
 local FAR_S = 30 * DAY_S
 
+-- What a turn says of each worker, written once at its end.
+local workers = {}
 local function set_worker(worker, state, counter_name, wall)
   if worker == '' then return end
-  local key = RQ .. 'worker:' .. worker
-  -- A worker whose hash has lapsed is written anew by the next renewal, whole and with its TTL.
-  if call('EXISTS', key) == 0 then return end
-  -- The slot may carry the next attempt already, while an overruled retry of the last one still waits for its end.
-  local others = pcall_('SCARD', key .. ':executions')
-  if state == 'idle' and not wrong(others) and others > 0 then state = 'busy' end
-  put('HSET', key, 'state', state)
-  if counter_name then
-    -- A counter that is no number stays as it is; an error here would leave an end half written.
-    pcall_('HINCRBY', key, counter_name, 1)
-    pcall_('HINCRBYFLOAT', key, 'total_working_time', wall)
+  local told = workers[worker]
+  if not told then
+    told = {}
+    workers[worker] = told
+  end
+  told.state = state
+  if counter_name then told[#told + 1] = {counter_name, wall} end
+end
+
+local function write_workers()
+  for worker, told in pairs(workers) do
+    local key = RQ .. 'worker:' .. worker
+    -- A worker whose hash has lapsed is written anew by the next renewal, whole and with its TTL.
+    if call('EXISTS', key) == 1 then
+      local state = told.state
+      -- The slot may carry the next attempt already, while an overruled retry of the last one still waits for its end.
+      if state == 'idle' then
+        local others = pcall_('SCARD', key .. ':executions')
+        if not wrong(others) and others > 0 then state = 'busy' end
+      end
+      put('HSET', key, 'state', state)
+      for _, counted in ipairs(told) do
+        -- A counter that is no number stays as it is; an error here would leave an end half written.
+        pcall_('HINCRBY', key, counted[1], 1)
+        pcall_('HINCRBYFLOAT', key, 'total_working_time', counted[2])
+      end
+    end
   end
 end
 
--- The state of a job under a fence; nil when another attempt, another holder or an end has replaced it.
+-- The state of a job under a fence; nil when another attempt, another holder or an end has replaced it. `seen` keeps
+-- what the mark of the same attempt found a moment ago.
+local seen = {}
 local function fenced(f, key)
-  local found = fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_seq', 'rf_sel')
+  local found = seen[f.job] or fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_seq', 'rf_sel')
   if not found or found[1] ~= MEMBER .. '/' .. f.slot or whole(found[2]) ~= f.attempt or not HELD[found[3] or ''] then
     return nil
   end
   return found[3], found
 end
 
--- Our own traces of an attempt go even when the fence is gone: they carry its execution id and nobody else's.
+-- The time of a claim, as its execution has it.
+local function stamp(ms)
+  return string.format('%d.%03d000', math.floor(ms / 1000), ms % 1000)
+end
+
+-- Our own traces of an attempt go even when the fence is gone: they carry its execution id and nobody else's. Returns
+-- when the execution began, as RQ has it.
 local function settle(f)
   local held = fields(KEYS[3], f.job)
-  if held and held[1] and whole(string.match(held[1], '^%d+')) == f.attempt then call('HDEL', KEYS[3], f.job) end
+  local known = held and held[1] and held_as(held[1])
+  if known and known.attempt == f.attempt then call('HDEL', KEYS[3], f.job) else known = nil end
+  local started_at
+  if known and known.execution == f.execution then
+    started_at = stamp(known.ms)
+  elseif f.execution ~= '' then
+    started_at = (fields(RQ .. 'execution:' .. f.job .. ':' .. f.execution, 'created_at') or {})[1]
+  end
   drop_execution(f.job, f.execution, f.lane, f.worker)
+  return started_at
 end
 
 local function record_result(f, started_at)
@@ -68,11 +102,14 @@ local function record_result(f, started_at)
   call('EXPIRE', key, doc.ttl)
 end
 
+local trimmed = {}
 local function register_end(f)
   local key = RQ .. f.registry .. ':' .. f.lane
   local score = f.registry == 'canceled' and NOW_S or NOW_S + doc.ttl
   put('ZADD', key, string.format('%d', score), f.job)
   -- RQ trims these only when somebody counts them, and canceled ones never.
+  if trimmed[key] then return end
+  trimmed[key] = true
   local over = f.registry == 'canceled' and NOW_S - doc.ttl or NOW_S
   call('ZREMRANGEBYSCORE', key, 0, string.format('%d', over))
 end
@@ -84,7 +121,8 @@ local function finish_end(f, key, started_at)
   register_end(f)
   call('EXPIRE', key, doc.ttl)
   call('EXPIRE', RF .. 'log:' .. f.job, doc.ttl)
-  put('ZREM', RF .. 'doomed', f.job)
+  -- Only a job that never ran can have been taken out of its lane by a kill.
+  if f.state ~= 'finished' then put('ZREM', RF .. 'doomed', f.job) end
   set_worker(f.worker, 'idle', f.state == 'finished' and 'successful_job_count' or 'failed_job_count', f.wall)
   emit(tenant_of(f.job), ARGV[f.event], f.esig)
 end
@@ -107,6 +145,7 @@ end
 local function finish(f)
   local key = RQ .. 'job:' .. f.job
   local state, found = fenced(f, key)
+  seen[f.job] = nil
   if not state then
     settle(f)
     set_worker(f.worker, 'idle')
@@ -121,9 +160,7 @@ local function finish(f)
       return {'killed', order}
     end
   end
-  local started_at = f.execution ~= ''
-    and (fields(RQ .. 'execution:' .. f.job .. ':' .. f.execution, 'created_at') or {})[1]
-  settle(f)
+  local started_at = settle(f)
   if f.kind == 'end' then
     finish_end(f, key, started_at)
   elseif f.kind == 'retry' then
@@ -135,16 +172,24 @@ local function finish(f)
   return {'done'}
 end
 
+-- Jobs whose attempt ends within this turn.
+local ended = {}
 local function start(s)
   local key = RQ .. 'job:' .. s.job
   local state, found = fenced(s, key)
   if not state then return {'stale'} end
-  call('HSET', key, 'rf_state', s.state, 'status', s.status, 'last_heartbeat', NOW_ISO)
   if state == 'claimed' then
-    call('HSET', key, 'started_at', NOW_ISO, 'worker_name', s.worker)
+    call('HSET', key, 'rf_state', s.state, 'status', s.status, 'last_heartbeat', NOW_ISO, 'started_at', NOW_ISO,
+      'worker_name', s.worker)
     call('PERSIST', key)
     if s.event > 0 then emit(tenant_of(s.job), ARGV[s.event], s.esig) end
+  else
+    call('HSET', key, 'rf_state', s.state, 'status', s.status, 'last_heartbeat', NOW_ISO)
   end
+  found[3] = s.state
+  seen[s.job] = found
+  -- An attempt that has ended by itself is too late to kill.
+  if ended[s.job] then return {'done'} end
   local order = s.state == 'running' and doom(s.job, seq_of(found[4]), found[5], s.lane, NODE) or nil
   return {'done', order}
 end
@@ -153,16 +198,15 @@ end
 local claims, dead, expired, orphans, dropped, handed = {}, {}, {}, {}, 0, 0
 local tenants = {}
 
-local function claim(id, key, lane, offer, attempt, seq, odd)
+local function claim(id, key, lane, offer, attempt, seq, timeout, taken)
   local slot, worker, execution = offer[1], offer[2], offer[3]
-  local timeout = whole(call('HGET', key, 'timeout') or nil)
   if not timeout or timeout < 1 or timeout > 366 * DAY_S then timeout = 3660 end
   local life = timeout + FAR_S
   local both = id .. ':' .. execution
   local record = RQ .. 'execution:' .. both
   hold(id, key, NODE, BOOT, slot, 'claimed', attempt, execution, lane)
-  put('HSET', record, 'id', execution, 'job_id', id, 'created_at', NOW_FLOAT, 'last_heartbeat', NOW_FLOAT,
-    'worker_name', worker)
+  local now = stamp(NOW_MS)
+  put('HSET', record, 'id', execution, 'job_id', id, 'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
   call('EXPIRE', record, life)
   local index = RQ .. 'executions:' .. id
   put('ZADD', index, string.format('%d', NOW_S + life + 60), execution)
@@ -174,18 +218,25 @@ local function claim(id, key, lane, offer, attempt, seq, odd)
   call('EXPIRE', own, 480)
   set_worker(worker, 'busy')
   note('job.claimed', id, attempt, {node = NODE, boot = BOOT, detail = {slot = slot}})
-  local taken, size = row(id, key, attempt, lane, slot, execution, seq, odd)
-  handed = handed + size
+  taken[2], taken[4], taken[5] = attempt, slot, execution
   claims[#claims + 1] = taken
 end
+
+-- What `take` reads of a job: our own fields, then those of `row` and `odd_fields` (prelude.lua).
+local READ = {'rf_state', 'rf_attempt', 'rf_seq', 'rf_sel', 'rf_not_after', 'timeout', 'data', 'origin', unpack(ODD)}
+local OWN = 7
 
 -- Takes one popped id; true when it fills the slot.
 local function take(id, lane, offer)
   local key = RQ .. 'job:' .. id
-  local found = #id <= 80 and string.match(id, '^[%w_-]+$') and fields(key, 'rf_state', 'rf_attempt', 'rf_seq', 'rf_sel',
-    'rf_not_after')
+  local length = #id <= 80 and string.match(id, '^[%w_-]+$') and pcall_('HSTRLEN', key, 'data')
+  local known = length and not wrong(length)
+  -- A payload over the cap is not even read here.
+  local oversized = known and length > doc.cap
+  READ[OWN] = oversized and '' or 'data'
+  local found = known and fields(key, unpack(READ))
   -- No such job, one that is held or has ended (a repeated id, attack 24), or one that waits elsewhere.
-  if not found or (found[1] and found[1] ~= 'queued') or call('EXISTS', key) == 0 then
+  if not found or (found[1] and found[1] ~= 'queued') or (not found[1] and call('EXISTS', key) == 0) then
     dropped = dropped + 1
     return false
   end
@@ -199,20 +250,22 @@ local function take(id, lane, offer)
     handed = handed + size
     return false
   end
-  local odd = odd_fields(key, lane)
+  local odd = odd_among(found, OWN, lane)
   if not attempt or attempt > 1000 then
     odd[#odd + 1] = 'rf_attempt'
     attempt = 0
   end
+  if length == 0 then odd[#odd + 1] = 'data' end
+  handed = handed + (oversized and 0 or length)
+  local taken = {id, attempt, lane, '-', '', seq, oversized and '' or found[OWN] or '', oversized and 1 or 0,
+    table.concat(odd, ',')}
   local not_after = whole(found[5] or nil)
   if not_after and not_after > 0 and not_after < NOW_MS then
     hold(id, key, NODE, BOOT, '-', 'claimed', attempt, '-', lane)
-    local taken, size = row(id, key, attempt, lane, '-', '', seq, odd)
     expired[#expired + 1] = taken
-    handed = handed + size
     return false
   end
-  claim(id, key, lane, offer, attempt + 1, seq, odd)
+  claim(id, key, lane, offer, attempt + 1, seq, whole(found[6] or nil), taken)
   return true
 end
 
@@ -284,6 +337,7 @@ local function news(name)
 end
 
 local finishes, starts, cutoffs = {}, {}, {}
+for _, f in ipairs(doc.finishes) do ended[f.job] = f.kind == 'end' and f.state ~= 'lost' end
 -- Marks first: an attempt that ended within this turn was started all the same.
 for i, s in ipairs(doc.starts) do starts[i] = start(s) end
 for i, f in ipairs(doc.finishes) do finishes[i] = finish(f) end
@@ -298,4 +352,5 @@ if lost == 0 and #doc.free > 0 then
     for tenant in pairs(tenants) do cutoffs[#cutoffs + 1] = news(tenant) end
   end
 end
+write_workers()
 return {finishes, starts, claims, dead, expired, dropped, lost, counter(), more, cutoffs, orphans}

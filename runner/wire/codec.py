@@ -9,7 +9,10 @@ Source: RFC 8259; the rules answer attack 26 (duplicate keys, big numbers, depth
 from __future__ import annotations
 
 import json
+import json.encoder
 import re
+from collections.abc import Callable
+from json.scanner import make_scanner
 from typing import Final, TypeAlias, cast
 
 from runner.wire.errors import CodecError
@@ -40,7 +43,7 @@ def dump(value: object) -> bytes:
         CodecError: the value is not plain JSON, is nested deeper than MAX_DEPTH or holds a lone surrogate.
     """
     try:
-        data = _ENCODER.encode(value).encode("utf-8")
+        data = _ENCODE(value).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
         raise CodecError(f"not plain JSON ({type(error).__name__})") from None
     _check_depth(data)
@@ -59,7 +62,7 @@ def load(data: bytes, *, limit_bytes: int = MAX_BYTES) -> Json:
     _check_depth(data)
     try:
         text = data.decode("utf-8")
-        value = _DECODER.decode(text)
+        value = _parsed(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except CodecError:
@@ -67,6 +70,15 @@ def load(data: bytes, *, limit_bytes: int = MAX_BYTES) -> Json:
     except (ValueError, RecursionError) as error:
         raise CodecError(f"not strict JSON ({type(error).__name__})") from None
     return cast("Json", value)
+
+
+def _parsed(text: str) -> object:
+    """Parse a whole document. Without spaces around it, as we write all of ours, one call into the scanner does it."""
+    try:
+        value, end = _SCAN(text, 0)
+    except StopIteration:
+        end = -1
+    return value if end == len(text) else _DECODER.decode(text)
 
 
 def _check_depth(data: bytes) -> None:
@@ -119,3 +131,18 @@ _DECODER: Final = json.JSONDecoder(
     parse_int=_bounded_int,
     parse_float=_finite_float,
 )
+_SCAN: Final = make_scanner(_DECODER)  # type: ignore[arg-type]  # typeshed has the scanner where the decoder belongs
+
+
+def _fast_encoder() -> Callable[[object], str]:
+    """Return ``_ENCODER.encode`` without its set-up at each call, where this interpreter has the means."""
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return _ENCODER.encode
+    text = json.encoder.encode_basestring
+    # Without a list of what is open, a value that contains itself ends as a RecursionError.
+    encode = make(None, _ENCODER.default, text, None, ":", ",", True, False, False)
+    return lambda value: "".join(encode(value, 0))
+
+
+_ENCODE: Final = _fast_encoder()

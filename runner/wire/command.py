@@ -1,7 +1,8 @@
 """Commands that operators and clients send to nodes, signed.
 
 Called by client, command line and the agents' control loop. Must never be acted on before its signature, audience and
-expiry are checked; a kill that names one job and attempt is executed even if expired (killing is the safe side).
+expiry are checked; a kill that names one job and attempt is executed even if expired (killing is the safe side). A
+pause or a resume is never executed after its expiry, nor twice, nor after a later one of the same key (attack 27).
 """
 
 from __future__ import annotations
@@ -41,10 +42,14 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One signed order. ``audience`` is a node's name or ``*``. Times are Unix milliseconds, UTC."""
+    """One signed order. ``audience`` is a node's name or ``*``. Times are Unix milliseconds, UTC.
+
+    ``sequence`` orders the pauses and resumes of one key: Unix microseconds, always growing; 0 for a kill, which may be
+    repeated.
+    """
 
     id: str
-    op: Literal["kill"]
+    op: Literal["kill", "pause", "resume"]
     selector: Selector
     issued_at_ms: int
     expires_at_ms: int
@@ -54,11 +59,14 @@ class Command:
     force: bool = False
     reason: str = ""
     by: str = ""
+    sequence: int = 0
     v: int = VERSION
 
     def __post_init__(self) -> None:
         if self.v != VERSION:
             raise RecordError(f"version {self.v} is not supported", path="v")
+        if (self.op == "kill") != (self.sequence == 0) or self.sequence < 0:
+            raise RecordError("a pause and a resume have a sequence, a kill has none", path="sequence")
         if not 0 <= self.grace_s <= 86_400:
             raise RecordError("grace is 0 to 86,400 seconds", path="grace_s")
         if len(self.reason) > 1024 or len(self.by) > 256:

@@ -59,7 +59,10 @@ class SecretGrant:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Every permission one job asks for. None in a total means: not asked, the node's default limit applies."""
+    """Every permission one job asks for. None in a total means: not asked, the node's default limit applies.
+
+    ``no_exec`` gives something up: no file that the job can write, and none of a path grant, can be executed.
+    """
 
     paths: tuple[PathGrant, ...] = ()
     net: tuple[NetGrant, ...] = ()
@@ -69,6 +72,7 @@ class Grants:
     cpus: float | None = None
     pids: int | None = None
     disk_bytes: int | None = None
+    no_exec: bool = False
 
 
 def parse_bytes(text: str) -> int:

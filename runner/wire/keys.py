@@ -15,7 +15,7 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     rf:tomb:<job>            string  not_after + 1 d             kill.lua; "SIG COMMAND"
     rf:doomed                zset    owner: killing jobs         kill.lua; jobs taken from a lane, not signed off yet
     rf:cut, rf:cut:<tenant>  hash    8 d after the newest        kill.lua; selector -> "SEQ SIG COMMAND", "#" -> changes
-    rf:ctl:<node>, rf:ctl:all stream MINID of expired commands   kill.lua; command, sig, why (held|removed|cutoff), job
+    rf:ctl:<node>, rf:ctl:all stream MINID of expired commands   kill.lua, pause.lua; command, sig, why, job
     rf:rep:<command>         stream  1 h                         agents
     rf:ev:<tenant>           stream  ~100,000 entries, 30 d      scripts (sig empty), agents; event, sig
     rf:ev:-nodes             stream  ~100,000 entries, 30 d      agents (node events; "-" is no tenant)

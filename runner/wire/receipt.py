@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["MAX_RECEIPT_BYTES", "KillDone", "Outcome", "Receipt"]
+__all__ = ["MAX_RECEIPT_BYTES", "KillDone", "Outcome", "PauseReceipt", "Receipt"]
 
 MAX_RECEIPT_BYTES: Final = 16 * 1024
 
@@ -47,8 +47,38 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseReceipt:
+    """What a pause or resume did. ``paused``: no process of the job runs; ``resumed``: they run again.
+
+    ``not_running``: the job has not started, so there is nothing to pause. ``refused``: the order came after a later
+    one, or the key may not lift this pause. ``unconfirmed``: nobody answered, or a process could not be stopped yet.
+    ``processes``: how many stand still; ``took_ms``: from the order's arrival until they did. ``method``:
+    ``cgroup.freeze``, ``SIGSTOP`` or ``none``. Signed like a Receipt.
+    """
+
+    job: str
+    command: str
+    op: Literal["pause", "resume"]
+    outcome: Literal["paused", "resumed", "not_running", "already_ended", "unknown", "refused", "unconfirmed"]
+    state: str
+    done_at: str
+    nonce: str
+    attempt: int = 0
+    node: str = ""
+    boot: str = ""
+    processes: int = 0
+    method: str = "none"
+    level: str = ""
+    took_ms: float = 0.0
+    reason: str = ""
+    by: str = ""
+    signer: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class KillDone:
-    """A node's last word on a selector kill: it sent ``count`` receipts for ``command`` and has no more."""
+    """A node's last word on a selector's command: it sent ``count`` receipts for ``command`` and has no more."""
 
     command: str
     node: str

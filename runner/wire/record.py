@@ -13,7 +13,8 @@ import dataclasses
 import enum
 import types
 import typing
-from typing import TypeVar, cast
+from collections.abc import Callable
+from typing import Final, TypeAlias, TypeVar, cast
 
 from runner.wire import codec
 from runner.wire.errors import RecordError
@@ -21,10 +22,13 @@ from runner.wire.errors import RecordError
 __all__ = ["decode", "dumps", "encode", "loads"]
 
 T = TypeVar("T")
+#: Validates one value; its errors name the path from here on.
+Reader: TypeAlias = Callable[[object], object]
 
-#: Field names (with: is None the default?) and types by class; a class is looked at once.
+#: Field names (with: is None the default?) and readers by class; a class is looked at once.
 _NAMES: dict[type[object], dict[str, bool]] = {}
-_HINTS: dict[type[object], dict[str, object]] = {}
+_READERS: dict[type[object], dict[str, Reader]] = {}
+_ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def encode(record: object) -> dict[str, object]:
@@ -36,7 +40,7 @@ def encode(record: object) -> dict[str, object]:
     for name, none_is_default in _names(type(record)).items():
         value = getattr(record, name)
         if value is not None or not none_is_default:
-            out[name] = _plain(value)
+            out[name] = value if type(value) in _ATOMS else _plain(value)
     return out
 
 
@@ -56,28 +60,57 @@ def loads(cls: type[T], data: bytes, *, limit_bytes: int = codec.MAX_BYTES) -> T
 
 def decode(cls: type[T], value: object, path: str = "") -> T:
     """Validate a JSON object as ``cls``; ``path`` names it in errors. Raises RecordError."""
+    try:
+        return cast("T", _record(cls, value))
+    except _Unfit as error:
+        raise RecordError(error.message, path=error.below(path) or cls.__name__) from None
+
+
+class _Unfit(Exception):
+    """A value does not fit; the path to it is put together on the way out, so that what fits costs no text."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self._steps: list[str] = []
+
+    def at(self, step: str) -> _Unfit:
+        """Lead one step further from the root: ``.name`` or ``[index]``."""
+        self._steps.append(step)
+        return self
+
+    def below(self, path: str) -> str:
+        return (path + "".join(reversed(self._steps))).removeprefix("" if path else ".")
+
+
+def _record(cls: type[object], value: object) -> object:
     if not isinstance(value, dict):
-        raise RecordError("an object is expected", path=path or cls.__name__)
-    hints = _hints(cls)
-    unknown = set(value) - set(hints)
-    if unknown:
-        raise RecordError(f"unknown field {sorted(unknown)[0]!r}", path=path or cls.__name__)
-    found = {name: _field(hints[name], item, f"{path}.{name}" if path else name) for name, item in value.items()}
+        raise _Unfit("an object is expected")
+    readers = _READERS.get(cls) or _look_at(cls)
+    found = {}
+    for name, item in value.items():
+        reader = readers.get(name)
+        if reader is None:
+            raise _Unfit(f"unknown field {min(set(value) - set(readers))!r}")
+        try:
+            found[name] = reader(item)
+        except _Unfit as error:
+            raise error.at(f".{name}") from None
     try:
         return cls(**found)
     except TypeError:
-        raise RecordError("a required field is missing", path=path or cls.__name__) from None
+        raise _Unfit("a required field is missing") from None
 
 
 def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return encode(value)
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, enum.Enum):
         return value.value
+    if isinstance(value, tuple | list):
+        return [item if type(item) in _ATOMS else _plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: item if type(item) in _ATOMS else _plain(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return encode(value)
     return value
 
 
@@ -88,68 +121,110 @@ def _names(cls: type[object]) -> dict[str, bool]:
     return _NAMES[cls]
 
 
-def _hints(cls: type[object]) -> dict[str, object]:
-    if cls not in _HINTS:
-        hints = typing.get_type_hints(cls)
-        _HINTS[cls] = {name: hints[name] for name in _names(cls)}
-    return _HINTS[cls]
+def _look_at(cls: type[object]) -> dict[str, Reader]:
+    hints = typing.get_type_hints(cls)
+    _READERS[cls] = {name: _reader(hints[name]) for name in _names(cls)}
+    return _READERS[cls]
 
 
-def _field(hint: object, value: object, path: str) -> object:
+def _reader(hint: object) -> Reader:
+    """Return what reads a field of this type."""
     if hint is object:
-        return value
+        return lambda value: value
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return _union(typing.get_args(hint), value, path)
+        return _union(typing.get_args(hint))
     if origin is typing.Literal:
-        if any(
-            value is option or (value == option and type(value) is type(option)) for option in typing.get_args(hint)
-        ):
-            return value
-        raise RecordError(f"must be one of {typing.get_args(hint)}", path=path)
+        return _literal(typing.get_args(hint))
     if origin is tuple:
-        return _sequence(typing.get_args(hint)[0], value, path)
+        return _sequence(_reader(typing.get_args(hint)[0]))
     if origin is dict:
-        return _mapping(typing.get_args(hint)[1], value, path)
-    return _scalar(hint, value, path)
+        return _mapping(_reader(typing.get_args(hint)[1]))
+    return _scalar(hint)
 
 
-def _union(options: tuple[object, ...], value: object, path: str) -> object:
-    if value is None and type(None) in options:
-        return None
-    rest = [option for option in options if option is not type(None)]
-    if len(rest) == 1:
-        return _field(rest[0], value, path)
-    for option in rest:
-        try:
-            return _field(option, value, path)
-        except RecordError:
-            continue
-    raise RecordError("no allowed type fits", path=path)
+def _union(options: tuple[object, ...]) -> Reader:
+    optional = type(None) in options
+    readers = [_reader(option) for option in options if option is not type(None)]
+    only = readers[0] if len(readers) == 1 else None
+
+    def read(value: object) -> object:
+        if value is None and optional:
+            return None
+        if only is not None:
+            return only(value)
+        for reader in readers:
+            try:
+                return reader(value)
+            except (_Unfit, RecordError):
+                continue
+        raise _Unfit("no allowed type fits")
+
+    return read
 
 
-def _sequence(item: object, value: object, path: str) -> tuple[object, ...]:
-    if not isinstance(value, list):
-        raise RecordError("a list is expected", path=path)
-    return tuple(_field(item, entry, f"{path}[{index}]") for index, entry in enumerate(value))
+def _literal(options: tuple[object, ...]) -> Reader:
+    def read(value: object) -> object:
+        if any(value is option or (value == option and type(value) is type(option)) for option in options):
+            return value
+        raise _Unfit(f"must be one of {options}")
+
+    return read
 
 
-def _mapping(item: object, value: object, path: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise RecordError("an object is expected", path=path)
-    return {key: _field(item, entry, f"{path}.{key}") for key, entry in value.items()}
+def _sequence(reader: Reader) -> Reader:
+    def read(value: object) -> object:
+        if not isinstance(value, list):
+            raise _Unfit("a list is expected")
+        found = []
+        for index, item in enumerate(value):
+            try:
+                found.append(reader(item))
+            except _Unfit as error:
+                raise error.at(f"[{index}]") from None
+        return tuple(found)
+
+    return read
 
 
-def _scalar(hint: object, value: object, path: str) -> object:
+def _mapping(reader: Reader) -> Reader:
+    def read(value: object) -> object:
+        if not isinstance(value, dict):
+            raise _Unfit("an object is expected")
+        found = {}
+        for key, item in value.items():
+            try:
+                found[key] = reader(item)
+            except _Unfit as error:
+                raise error.at(f".{key}") from None
+        return found
+
+    return read
+
+
+def _scalar(hint: object) -> Reader:
     if dataclasses.is_dataclass(hint):
-        return decode(cast("type[object]", hint), value, path)
+        cls = cast("type[object]", hint)
+        return lambda value: _record(cls, value)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return _member(hint)
+    name = getattr(hint, "__name__", hint)
+
+    def read(value: object) -> object:
+        if type(value) is hint:
+            return value
+        if hint is float and type(value) is int:
+            return float(value)
+        raise _Unfit(f"{name} is expected")
+
+    return read
+
+
+def _member(kind: type[enum.Enum]) -> Reader:
+    def read(value: object) -> object:
         try:
-            return hint(value)
+            return kind(value)
         except ValueError:
-            raise RecordError(f"no such {hint.__name__.lower()}", path=path) from None
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
-        raise RecordError(f"{getattr(hint, '__name__', hint)} is expected", path=path)
-    return value
+            raise _Unfit(f"no such {kind.__name__.lower()}") from None
+
+    return read

@@ -12,7 +12,7 @@ from runner.wire import record
 from runner.wire import spec as specs
 from runner.wire.card import TrustedKey
 from runner.wire.envelope import Domain
-from runner.wire.grants import Grants, NetGrant, SecretGrant
+from runner.wire.grants import Grants, NetGrant, PathGrant, SecretGrant
 from runner.wire.spec import JobSpec, RetryRule
 from tests.agent.build import envelope, job, signer
 
@@ -23,7 +23,7 @@ POLICY = parse('version = 1\n[[allow]]\ncommands = ["*"]\ntasks = ["*"]\nsecrets
 def rules(**changes: object) -> Rules:
     """A node that trusts KEY and allows everything it can enforce."""
     trusted = TrustedKey(KEY.key_id, KEY.public, ("enqueue", "kill"), ("main",))
-    base = Rules("n1", {KEY.key_id: trusted}, POLICY, Enforcement("A", frozenset({"memory"})), ("app",), {})
+    base = Rules("n1", {KEY.key_id: trusted}, POLICY, Enforcement("A", {"cpu": "needs a cgroup"}), ("app",), {})
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]  # tests name real fields
 
 
@@ -129,15 +129,52 @@ def test_attack_03_node_pin_and_labels_are_checked_against_the_signed_spec() -> 
     assert isinstance(admit(offer(job(labels={"zone": "b"})), rules(labels={"zone": "b"}), new, 1), Admitted)
 
 
-@pytest.mark.parametrize(("level", "minimum", "admitted"), [("A", "B", True), ("B", "B", True), ("B", "A", False)])
-def test_levels(level: str, minimum: str, admitted: bool) -> None:
-    """A host below the job's minimum refuses it."""
-    decision = admit(offer(job(min_level=minimum)), rules(enforcement=Enforcement(level)), new, 1)
+@pytest.mark.parametrize(
+    ("level", "minimum", "trusted", "admitted"),
+    [
+        ("A", "B", False, True),
+        ("B", "B", False, True),
+        ("B", "A", False, False),
+        ("C", "B", False, False),
+        ("C", "F", False, False),
+        ("E", "F", True, True),
+        ("E", "C", True, False),
+        ("A", "F", True, True),
+    ],
+)
+def test_levels(level: str, minimum: str, trusted: bool, admitted: bool) -> None:
+    """A host below the job's minimum refuses it, and one below B refuses every job that is not trusted."""
+    allowed = parse('version = 1\n[[allow]]\ncommands = ["*"]\ntrusted = true\n')
+    known = rules(enforcement=Enforcement(level), policy=allowed)
+    decision = admit(offer(job(min_level=minimum, trusted=trusted)), known, new, 1)
     assert isinstance(decision, Admitted) is admitted
+    if isinstance(decision, Denial):
+        assert decision.reason == "level"
 
 
-def test_a_host_below_b_refuses_untrusted_jobs_with_reason_and_fix() -> None:
-    """Also when the job asks for less: lower levels need trusted, and come later."""
+def test_trusted_jobs_need_the_policys_word_too() -> None:
+    """A job that calls itself trusted runs below B only if the node's policy says so."""
+    decision = admit(offer(job(min_level="F", trusted=True)), rules(enforcement=Enforcement("E")), new, 1)
+    assert isinstance(decision, Denial)
+    assert decision.reason == "policy"
+
+
+@pytest.mark.parametrize("level", ["C", "D", "E"])
+def test_attack_47_untrusted_jobs_get_no_path_without_a_view(level: str) -> None:
+    """Landlock does not cover modes, times and names, so below B an untrusted job with a path grant never runs."""
+    asked = Grants(paths=(PathGrant("/srv/data", "read"),))
+    assert reason(offer(job(min_level="F", grants=asked)), rules(enforcement=Enforcement(level))) == "level"
+
+
+def test_attack_35_many_processes_need_a_cpu_controller() -> None:
+    """Where nothing keeps a share of the cpu for the agent, more than 128 processes are refused when asked for."""
+    known = Enforcement("B", most_pids=128)
+    assert reason(offer(job(grants=Grants(pids=129))), rules(enforcement=known)) == "unenforceable"
+    assert isinstance(admit(offer(job(grants=Grants(pids=128))), rules(enforcement=known), new, 1), Admitted)
+
+
+def test_a_host_without_a_level_refuses_trusted_jobs_too() -> None:
+    """Also when the job asks for less, with the reason and the fix."""
     weak = Enforcement("none", why="user namespaces are off", fix="sysctl -w user.max_user_namespaces=10000")
     for spec in (job(), job(min_level="F"), job(min_level="F", trusted=True)):
         decision = admit(
@@ -159,8 +196,9 @@ def test_tasks_need_the_nodes_list() -> None:
 
 
 def test_what_the_host_does_not_enforce_is_refused() -> None:
-    """Network grants and totals without a cgroup are refused, never ignored."""
-    assert reason(offer(job(grants=Grants(net=(NetGrant("h", 1),))))) == "unenforceable"
+    """Whatever a host can't keep is refused to who asks for it, never ignored; the reason names it."""
+    bare = rules(enforcement=Enforcement("A", {"net HOST:PORT": "needs a network namespace"}))
+    assert reason(offer(job(grants=Grants(net=(NetGrant("h", 1),)))), bare) == "unenforceable"
     assert reason(offer(job(grants=Grants(cpus=1.0)))) == "unenforceable"
     assert isinstance(admit(offer(job(grants=Grants(memory_bytes=1))), rules(), new, 1), Admitted)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from node_agent.dispatch import Dispatcher
+from node_agent.dispatch import CROWD, Dispatcher
 from node_agent.errors import LeaseLostError, StoreAwayError
 from node_agent.turns import Claim, Dead, Finish, FinishReply, Orphan, Start, StartReply, Turn, TurnReply
 from runner.wire.states import State
@@ -165,3 +165,53 @@ def test_without_a_lease_the_loop_ends() -> None:
     store.lost = True
     with pytest.raises(LeaseLostError):
         asyncio.run(_run(store, 99))
+
+
+@pytest.mark.parametrize(("running", "turns"), [(CROWD + 1, 1), (CROWD, 3)])
+def test_ends_share_a_turn_while_the_cores_have_work(running: int, turns: int) -> None:
+    """Right after a turn an end waits for the next ones if enough others run, and for nobody if few do."""
+    store = FakeStore(0)
+
+    async def check() -> int:
+        dispatcher = Dispatcher(store, running, lambda: ("agents",), lambda: None)
+        crew = Crew(dispatcher)
+        dispatcher.serve(crew)
+        dispatcher._free.clear()
+        task = asyncio.create_task(dispatcher.run())
+        dispatcher.mark(Start(Claim("main-first", 1, "agents", 0)), urgent=True)
+        await await_until(lambda: store.turns, "a turn")
+        # It went just now, however slow this machine is.
+        dispatcher._sent_s = asyncio.get_running_loop().time() + 0.2
+        for number in range(3):
+            claim = Claim(f"main-{number}", 1, "agents", number)
+            store.claimed[claim.job] = claim
+            dispatcher.finish(Finish(claim, state=State.FINISHED), free_slot=False)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await await_until(lambda: len(store.done) == 3, "all ends to be sent")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return sum(bool(turn.finishes) for turn in store.turns)
+
+    assert asyncio.run(check()) == turns
+
+
+def test_a_killed_job_waits_for_no_company() -> None:
+    """Somebody waits for the receipt of a kill, so its end goes in a turn of its own, however busy the node is."""
+    store = FakeStore(0)
+
+    async def check() -> bool:
+        dispatcher = Dispatcher(store, CROWD + 4, lambda: ("agents",), lambda: None)
+        dispatcher.serve(Crew(dispatcher))
+        dispatcher._free.clear()
+        dispatcher._sent_s = asyncio.get_running_loop().time() + 3600
+        claim = Claim("main-0", 1, "agents", 0)
+        store.claimed[claim.job] = claim
+        task = asyncio.create_task(dispatcher.run())
+        dispatcher.finish(Finish(claim, state=State.KILLED))
+        await await_until(lambda: store.done, "the end of a killed job")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return store.done == ["main-0"]
+
+    assert asyncio.run(check())

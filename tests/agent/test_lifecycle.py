@@ -20,6 +20,11 @@ from tests.agent.build import job
         (Verdict("signal", signal=9, limit="memory"), "failed", "memory_limit", 137),
         (Verdict("exit", 1, limit="pids"), "failed", "pids_limit", 1),
         (Verdict("exit", 0, limit="pids"), "finished", None, 0),
+        (Verdict("exit", 1, limit="disk"), "failed", "disk_limit", 1),
+        (Verdict("exit", 0, limit="disk"), "finished", None, 0),
+        (Verdict("signal", signal=7, limit="disk"), "failed", "disk_limit", 135),
+        (Verdict("signal", signal=31), "failed", "seccomp", 159),
+        (Verdict("signal", signal=25), "failed", "signal", 153),
         (Verdict("worker_died"), "failed", "worker_died", None),
         (Verdict("worker_died", limit="memory"), "failed", "memory_limit", None),
         (Verdict("killed"), "failed", "worker_died", None),
@@ -42,6 +47,7 @@ def test_a_kill_is_killed_whatever_the_process_returned() -> None:
     ("cause", "state", "reason"),
     [
         ("time_limit", "failed", "time_limit"),
+        ("pause_limit", "failed", "time_limit"),
         ("output_limit", "failed", "output_limit"),
         ("lease", "lost", "lease"),
         ("shutdown", "lost", "shutdown"),
@@ -51,6 +57,24 @@ def test_the_nodes_own_reasons(cause: str, state: str, reason: str) -> None:
     """What the node ended says so."""
     ending = conclude(Verdict("killed"), cause)  # type: ignore[arg-type]  # the parametrised literals
     assert (ending.state, ending.reason) == (state, reason)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (Verdict("signal", signal=11), "ended by SIGSEGV"),
+        (Verdict("signal", signal=64), "ended by SIGRTMAX"),
+        (Verdict("exit", 7), "exit code 7"),
+        (Verdict("exit", 137), "exit code 137 (as after SIGKILL)"),
+        (Verdict("exit", 255), "exit code 255"),
+        (Verdict("exit", 1, limit="pids"), "--pids"),
+        (Verdict("exit", 1, limit="disk"), "--disk"),
+        (Verdict("exit", 137, limit="memory"), "exit code 137 (as after SIGKILL)"),
+    ],
+)
+def test_the_detail_says_what_happened(verdict: Verdict, words: str) -> None:
+    """Signals by name, also those that a shell passes on as a code; limits with the option that raises them."""
+    assert words in (conclude(verdict, "").detail or "")
 
 
 def test_a_retry_needs_a_retryable_end_and_attempts_left() -> None:

@@ -48,8 +48,11 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("runner.job", "runner.client"): "the client loads rq and redis: only at the first enqueue, never in a guest",
     ("runner.job", "runner.results"): "results load redis: only when one is asked for, never in a guest",
     ("runner.job", "runner.control"): "control loads redis: only for a command, never in a guest",
+    ("runner.job", "runner.pausing"): "as runner.control",
     ("runner.job", "asyncio"): "costs 20 ms in every guest that imports a task module; only the async twins need it",
     ("runner.app", "runner.control"): "control loads redis: only for a command, never in a guest",
+    ("runner.app", "runner.pausing"): "as runner.control",
+    ("runner.app", "runner.orders"): "as runner.control",
     ("runner.app", "runner.listing"): "listings load redis: only when one is asked for, never in a guest",
     ("runner.job", "runner.listing"): "listings load redis: only when one is asked for, never in a guest",
 }

@@ -95,13 +95,16 @@ def test_a_wrong_set_up_is_not_tried_again(children: Children) -> None:
 def test_children_see_nothing_of_the_environment(
     children: Children, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No variable of ours reaches a daemon but time zone and home (attack 18)."""
+    """No variable of ours reaches a daemon but time zone, home and heartbeat (attack 18)."""
     monkeypatch.setenv("PYTHONPATH", "/tmp")
     monkeypatch.setenv("SECRET_TOKEN", "x")
+    monkeypatch.setenv("RINGFENCE_HEARTBEAT_S", "2")
     mark = home / "mark"
     child = started(children, program(mark), mark)
     environ = Path(f"/proc/{child.pid}/environ").read_bytes()
-    assert {entry.split(b"=")[0] for entry in environ.split(b"\0") if entry} <= {b"PATH", b"LANG", b"TZ", b"HOME"}
+    found = dict(entry.split(b"=", 1) for entry in environ.split(b"\0") if entry)
+    assert found.pop(b"RINGFENCE_HEARTBEAT_S") == b"2"
+    assert found.keys() <= {b"PATH", b"LANG", b"TZ", b"HOME"}
 
 
 def _runs(pid: int) -> bool:

@@ -161,8 +161,8 @@ class Rig:
         return attempt, mark
 
 
-def in_rig(node: str, scenario: Callable[[Rig], Awaitable[T]]) -> T:
-    """Run ``scenario`` with a rig of its own on a new event loop."""
+def in_rig(node: str, scenario: Callable[[Rig], Awaitable[T]], *, limit_s: float = 50) -> T:
+    """Run ``scenario`` with a rig of its own on a new event loop, for ``limit_s`` at most."""
 
     async def main() -> T:
         groups = NodeGroups.open(node)
@@ -172,7 +172,7 @@ def in_rig(node: str, scenario: Callable[[Rig], Awaitable[T]]) -> T:
             group = None if groups is None else groups.slot(0)
             slot = Slot(0, zygote, group, paths=(sys.base_prefix, sys.prefix, TASKS))
             try:
-                return await asyncio.wait_for(_awaited(scenario(Rig(zygote, slot, group))), 50)
+                return await asyncio.wait_for(_awaited(scenario(Rig(zygote, slot, group))), limit_s)
             finally:
                 await slot.close()
         finally:

@@ -31,6 +31,9 @@ class StuckGroup:
     def reset(self) -> None:
         """Count nothing."""
 
+    def calm(self) -> None:
+        """Nothing was hurried."""
+
     def kill(self) -> None:
         """Kill nothing."""
 

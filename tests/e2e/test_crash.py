@@ -199,13 +199,14 @@ def test_at_most_once_jobs_are_not_run_again(rig: Rig) -> None:
 
 
 def test_a_node_that_can_not_note_a_start_runs_nothing(rig: Rig) -> None:
-    """The ledger's disk is full: node_fault before a byte ran, nothing is left, and the slot serves the next job."""
+    """The ledger's disk is full: the job goes back to its lane, uncounted and before a byte ran, and runs later."""
     rig.start("a", faulty=True)
     rig.fault.write_text("full-disk")
-    job, marker = rig.pulse("full")
-    outcome = job.outcome(20)
-    assert (outcome.state, outcome.reason, marker.stat().st_size) == ("failed", "node_fault", 0)
-    assert not alive(marker)
+    job, marker = rig.pulse("full", "tree")
+    wait_pulsing(marker)
+    assert any(event.detail.get("what") == "own disk full" for event in rig.app.events())
+    assert (rig.attempt(job), len(spans(marker))) == (1, 4)
+    assert job.kill().outcome == "killed"
     after = [rig.command("true") for _ in range(2 * rig.slots)]
     assert {job.outcome(20).state for job in after} == {"finished"}
     rig.wait_idle()

@@ -102,7 +102,7 @@ def test_a_granted_folder_can_be_written_and_nothing_else(fleet: Fleet) -> None:
     [
         (("--read", "/etc"), "policy"),
         (("--secret", "TOKEN:env=TOKEN"), "broker_unavailable"),
-        (("--net", "example.com:443"), "unenforceable"),
+        (("--net", "169.254.169.254:80"), "policy"),
     ],
 )
 def test_what_can_not_be_granted_is_refused_before_the_start(

@@ -189,13 +189,30 @@ def test_limits_are_written_and_taken_away(slot: SlotGroup) -> None:
 
 
 def test_cpu_weight_is_always_low(slot: SlotGroup) -> None:
-    """Jobs weigh a tenth of the default, as a whole and per slot, without being asked."""
+    """A slot weighs a tenth of the default without being asked; all jobs together have the default on v1."""
     needs(slot, "cpu")
     name = "cpu.shares" if "cpu" in slot.leaves else "cpu.weight"
     group = slot.leaves.get("cpu") or slot.unified
     assert group
-    expected = "102" if name == "cpu.shares" else "10"
-    assert [(each / name).read_text().strip() for each in (group, group.parent.parent)] == [expected] * 2
+    assert (group / name).read_text().strip() == ("102" if name == "cpu.shares" else "10")
+    if name == "cpu.shares":
+        assert (group.parent.parent / name).read_text().strip() == "1024"
+
+
+def test_the_dying_have_all_the_cpu_there_is(slot: SlotGroup) -> None:
+    """A kill lifts quota and weight; the proof takes the weight back, the next limits set the quota again."""
+    needs(slot, "cpu")
+    if "cpu" not in slot.leaves:
+        pytest.skip("no v1 cpu controller here")
+    leaf = slot.leaves["cpu"]
+    slot.set_limits(pids=7, memory_bytes=None, cpus=0.5)
+    slot.kill()
+    assert (leaf / "cpu.cfs_quota_us").read_text() == "-1\n"
+    assert [int((each / "cpu.shares").read_text()) for each in (leaf, leaf.parent.parent)] == [10_240] * 2
+    slot.calm()
+    assert [int((each / "cpu.shares").read_text()) for each in (leaf, leaf.parent.parent)] == [102, 1024]
+    slot.set_limits(pids=7, memory_bytes=None, cpus=0.5)
+    assert (leaf / "cpu.cfs_quota_us").read_text() == "50000\n"
 
 
 def test_cpu_time_is_counted(slot: SlotGroup) -> None:

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from node_agent.containment import paths
+from node_agent.containment import paths, plants
 from node_agent.containment.errors import GrantRefused
-from node_agent.containment.paths import Protected, open_grant, protected_names
+from node_agent.containment.paths import Protected, open_grant
 from tests.host.support import ROOT, STRANGER, apart, needs_root
 
 NOTHING = Protected.collect()
@@ -181,7 +181,7 @@ def test_protected_names_are_found_without_following(real: Path) -> None:
     for folder, expected in ((repo, {".git/config", ".git/hooks", ".envrc"}), (real / "tree", {".git"})):
         opened = open_grant(str(folder), "write", protected=NOTHING)
         try:
-            assert set(protected_names(opened)) == expected
+            assert set(plants.find(opened.fd).kept) == expected
         finally:
             opened.close()
 

@@ -71,10 +71,10 @@ def test_two_processes_never_share(free: JobUids, folder: Path) -> None:
         lease = free.acquire()
         assert lease.uid == START + 1
         other.kill()
-    lease.release()
     freed = free.acquire()
     assert freed.uid == START
-    freed.release()
+    for each in (lease, freed):
+        each.release()
 
 
 @needs_root
@@ -84,11 +84,28 @@ def test_uid_of_a_dead_holder_waits_for_its_processes(free: JobUids, folder: Pat
     with subprocess.Popen(["sleep", "60"], user=START, group=START, extra_groups=[]) as left:
         lease = free.acquire()
         assert lease.uid == START + 1
-        lease.release()
         left.kill()
-    lease = free.acquire()
-    assert lease.uid == START
-    lease.release()
+    freed = free.acquire()
+    assert freed.uid == START
+    for each in (lease, freed):
+        each.release()
+
+
+def test_a_uid_given_back_stays_with_its_process(free: JobUids, folder: Path) -> None:
+    """Its lock is kept, so that the next attempt costs no call, until the whole range is given up."""
+    free.acquire().release()
+    other = next(job_uids(folder))
+    taken = other.acquire()
+    assert taken.uid == START + 1
+    again = free.acquire()
+    assert again.uid == START
+    again.release()
+    free.close()
+    freed = other.acquire()
+    assert freed.uid == START
+    for each in (taken, freed):
+        each.release()
+    other.close()
 
 
 def test_range_with_an_account_is_refused(folder: Path) -> None:

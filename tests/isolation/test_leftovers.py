@@ -92,5 +92,6 @@ def test_attack_36_zombies_without_end_do_not_hide_the_deadline(monkeypatch: pyt
     monkeypatch.setattr("os.read", lambda fd, size: b"")
     mould = moulds._Mould.__new__(moulds._Mould)
     mould.__dict__.update(_signals=-1, _status=None, _worker=5, _cpu_s=0.0, _max_rss_bytes=0, _processes=0, _more=False)
+    mould._left = 0
     mould._reap()
     assert mould._more

@@ -6,17 +6,22 @@ Started by tests in place of ``-m node_agent``. The fault acts once, when FAULT_
     running  SIGKILL a little later                  before-finish  SIGKILL before the turn that finishes
     after-finish  SIGKILL after that turn            deaf-claim, deaf-mark, deaf-finish  that turn's answer gets lost
     full-disk  the ledger can't be written
+    crowded    the next message with descriptors fails with ETOOMANYREFS
+    unproved   no proof of a kill comes while the file says so (simulated), and 1 s is long enough to wait for it
 """
 
 import asyncio
 import errno
 import os
 import signal
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from node_agent import __main__ as agent
 from node_agent import ledger, rq_store
+from node_agent.containment import attempts
 from node_agent.errors import StoreAwayError
 from node_agent.turns import Turn, TurnReply
 
@@ -70,6 +75,26 @@ def started(own: ledger.Ledger, nonce: str, attempt: int, not_after_ms: int) -> 
     note(own, nonce, attempt, not_after_ms)
 
 
+def send_fds(end: socket.socket, buffers: Sequence[bytes], fds: Sequence[int], *rest: object) -> int:
+    if strikes("crowded"):
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+    return really_send(end, buffers, fds, *rest)
+
+
+really_send = socket.send_fds
+socket.send_fds = send_fds  # type: ignore[assignment]  # the fault under test
+
+
+def gone(attempt: attempts.Attempt) -> None:
+    if fault.exists() and fault.read_text() == "unproved":
+        asyncio.get_running_loop().call_later(0.05, gone, attempt)
+    else:
+        really_gone(attempt)
+
+
+really_gone = attempts.Attempt._take_gone
+attempts.Attempt._take_gone = gone  # type: ignore[assignment, method-assign]  # the fault under test
+attempts.PROOF_TIMEOUT_S = 1.0  # type: ignore[misc]  # the fault under test
 ledger.Ledger.started = started  # type: ignore[assignment, method-assign]  # the fault under test
 rq_store.Store.turn = broken  # type: ignore[assignment, method-assign]  # the fault under test
 sys.exit(agent.main(sys.argv[2:]))

@@ -82,7 +82,7 @@ def snapshot(tag: str) -> Snapshot:
     return Snapshot(
         descriptors=_descriptors(),
         children=_children(),
-        mounts=frozenset(Path("/proc/self/mountinfo").read_text().splitlines()),
+        mounts=_mounts(),
         cgroups=frozenset(path for path in cgroups() if tag in path),
         files=frozenset(name for name in os.listdir(scratch.root()) if not name.startswith("pytest-of-")),
     )
@@ -118,6 +118,15 @@ def _owned(key: str, status: bytes) -> bool:
         return status not in ENDED and bool(status)
     ours: tuple[str, ...] = getattr(keys, "PERMANENT", OURS)
     return any(fnmatchcase(key, pattern) for pattern in (*PERMANENT, *ours))
+
+
+def _mounts() -> frozenset[str]:
+    """Every mount of the host but those in the folders of other test processes, which run beside this one."""
+    own = scratch.root()
+    others = f"{own.parent}/rf-"
+    found = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = [(line.split()[4], line) for line in found]
+    return frozenset(line for point, line in points if Path(point).is_relative_to(own) or not point.startswith(others))
 
 
 def _descriptors() -> frozenset[str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, overload
 
-__all__ = ["await_until", "pause", "wait_until"]
+__all__ = ["apause", "await_until", "pause", "wait_until"]
 
 Found = TypeVar("Found")
 
@@ -34,6 +34,11 @@ def wait_until(predicate: Callable[[], Found], what: str, timeout_s: float = 10.
 def pause(duration_s: float) -> None:
     """Let a moment pass, to hit another point of a race; never to wait for something."""
     time.sleep(duration_s)
+
+
+async def apause(duration_s: float) -> None:
+    """Like `pause`, on a running event loop."""
+    await asyncio.sleep(duration_s)
 
 
 @overload

@@ -1,9 +1,9 @@
 """Runs a program on a host that lacks something: the kernel says no, as Docker's default profile or a sysctl would.
 
-    python without.py unshare|landlock PROGRAM ARGUMENT...
+    python without.py unshare|landlock|seccomp|capset PROGRAM ARGUMENT...
 
 Called by tests that take a feature away for real. A seccomp filter of this process and all that follow answers EPERM
-(unshare) or ENOSYS (landlock); it can't be taken off again.
+or ENOSYS (landlock); it can't be taken off again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from node_agent.containment.seccomp import Filter
 REFUSED: Final = {
     "unshare": (errno.EPERM, (272,), (97,)),
     "landlock": (errno.ENOSYS, (444, 445, 446), (444, 445, 446)),
+    "seccomp": (errno.EPERM, (317,), (277,)),
+    "capset": (errno.EPERM, (126,), (91,)),
 }
 _LOAD_NUMBER: Final = struct.pack("HBBI", 0x20, 0, 0, 0)
 _ALLOW: Final = struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)

@@ -1,0 +1,84 @@
+"""`python -I -B -m broker.egress FD`: the egress process, on a listening control socket that it inherits.
+
+Started by `ringfence egress` and `ringfence up`, with an empty environment. The only place of this package that
+configures logging and reads flags. Must never read a byte of an agent's or a job's before it is confined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import encodings.idna
+import logging
+import resource
+import signal
+import socket
+import stringprep
+import sys
+from pathlib import Path
+from typing import Final
+
+from broker.egress import dns
+from broker.egress.confine import confine
+from broker.egress.dial import Dial
+from broker.egress.dns import Resolver
+from broker.egress.door import IDLE_S, Caps
+from broker.egress.service import Service
+from runner.wire import frames
+
+__all__ = ["main"]
+
+#: Loaded by asyncio and the standard library on first use, when no file can be read any more.
+PRELOADED: Final = (encodings.idna, stringprep)
+EX_CONFIG: Final = 78
+#: Descriptors of one connection through a door, and those that are for everything else.
+_PER_CONNECTION: Final = 2
+_SPARE: Final = 256
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status."""
+    parser = argparse.ArgumentParser(prog="ringfence egress")
+    parser.add_argument("listener", type=int)
+    parser.add_argument("--uid", type=int)
+    parser.add_argument("--nameserver", action="append", default=[], metavar="ADDRESS:PORT")
+    parser.add_argument("--hosts", type=Path, default=dns.HOSTS)
+    parser.add_argument("--idle-s", type=float, default=IDLE_S)
+    parser.add_argument("--most", type=int)
+    given = parser.parse_args(arguments)
+    if Path(frames.__file__).parents[2] != Path(__file__).parents[2]:
+        sys.stderr.write("ringfence: egress: its packages do not come from one distribution: reinstall it\n")
+        return EX_CONFIG
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    servers = [(address, int(port)) for address, _, port in (word.rpartition(":") for word in given.nameserver)]
+    resolver = Resolver(servers, hosts=given.hosts)
+    caps = Caps(idle_s=given.idle_s)
+    # One job alone must not be able to use up what all share.
+    most = given.most or max(caps.connections + 1, (min(hard, 1 << 16) - _SPARE) // _PER_CONNECTION)
+    asyncio.run(_serve(socket.socket(fileno=given.listener), given.uid, resolver, given.hosts, caps, most))
+    return 0
+
+
+async def _serve(
+    listener: socket.socket, uid: int | None, resolver: Resolver, hosts: Path, caps: Caps, most: int
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    # Now, with the loop's own socket pair made.
+    state = confine(uid, (hosts, dns.RESOLV_CONF))
+    service = Service(listener, Dial(resolver), state, caps=caps, most=most)
+    service.start()
+    try:
+        await stop.wait()
+    finally:
+        service.stop()
+        await asyncio.sleep(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

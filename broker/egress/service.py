@@ -1,0 +1,213 @@
+"""The egress process's side of its control socket: agents come, open doors, close them, and go.
+
+Started by __main__ once the process is confined. Must never serve a peer of another user, keep a door whose agent is
+gone, or let one job's connections keep another's out (attack 42).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Final
+
+from broker.egress.confine import State
+from broker.egress.dial import Dial
+from broker.egress.door import Caps, Door
+from broker.egress.errors import EgressError
+from broker.egress.orders import MAX_RECORD_BYTES, load_rules
+from runner.wire import codec
+from runner.wire.codec import Json
+from runner.wire.errors import WireError
+
+__all__ = ["Service"]
+
+log = logging.getLogger(__name__)
+
+_MAX_DOORS: Final = 4096
+_MAX_FDS: Final = 2
+
+
+class Service:
+    """All agents of the host. ``most``: most connections of all doors together."""
+
+    def __init__(self, listener: socket.socket, dial: Dial, state: State, *, caps: Caps, most: int) -> None:
+        self._listener = listener
+        self.dial = dial
+        self.state = state
+        self.caps = caps
+        self._most = most
+        self._agents: set[_Agent] = set()
+
+    def start(self) -> None:
+        """Accept agents from now on."""
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def stop(self) -> None:
+        """Close every door, and leave every agent. Idempotent."""
+        if self._listener.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+        for agent in tuple(self._agents):
+            agent.leave()
+
+    def _accept(self) -> None:
+        try:
+            end, _ = self._listener.accept()
+        except OSError:
+            return
+        _, uid, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in self.state.agents:
+            log.warning("a stranger was turned away", extra={"uid": uid})
+            end.close()
+            return
+        self._agents.add(_Agent(self, end, uid))
+
+    def held(self) -> dict[str, Json]:
+        """Return how many doors and connections are open now."""
+        doors = [door for agent in self._agents for door in agent.doors.values()]
+        return {"doors": len(doors), "connections": sum(door.connections for door in doors)}
+
+    def forget(self, agent: _Agent) -> None:
+        """An agent is gone."""
+        self._agents.discard(agent)
+
+    def make_room(self) -> None:
+        """End a connection of the job that has most, if there is no room for one more."""
+        doors = [door for agent in self._agents for door in agent.doors.values()]
+        if sum(door.connections for door in doors) >= self._most:
+            max(doors, key=lambda door: door.connections).shed()
+
+
+class _Agent:
+    """One agent's connection and its doors."""
+
+    def __init__(self, service: Service, end: socket.socket, uid: int) -> None:
+        self.doors: dict[str, Door] = {}
+        self._service = service
+        self._end = end
+        self._uid = uid
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        end.setblocking(False)
+        self._loop.add_reader(end, self._read)
+
+    def leave(self) -> None:
+        """Close all doors and the connection. Idempotent."""
+        if self._end.fileno() < 0:
+            return
+        self._loop.remove_reader(self._end)
+        self._end.close()
+        for door in tuple(self.doors.values()):
+            door.close()
+        self._service.forget(self)
+
+    def _read(self) -> None:
+        try:
+            data, fds, flags, _ = socket.recv_fds(self._end, MAX_RECORD_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds, flags = b"", [], 0
+        if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            _close(fds)
+            self.leave()
+            return
+        try:
+            self._take(_record(data), fds)
+        except (WireError, EgressError, KeyError, TypeError, OSError) as error:
+            log.warning("an agent's record was not understood", extra={"error": type(error).__name__})
+            self.leave()
+        finally:
+            _close(fds)
+
+    def _take(self, record: dict[str, Json], fds: list[int]) -> None:
+        match record["op"]:
+            case "hello":
+                self._send({"op": "hello", **self._service_state()})
+            case "check":
+                self._send({"id": record["id"], "refused": self._refused(record)})
+            case "open":
+                self._open(str(record["attempt"]), record, fds)
+                self._send({"id": record["id"], "refused": ""})
+            case "close":
+                door = self.doors.get(str(record["attempt"]))
+                task = self._loop.create_task(self._close(record["id"], door))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case _:
+                raise KeyError("op")
+
+    def _open(self, attempt: str, record: dict[str, Json], fds: list[int]) -> None:
+        rules = load_rules(record)
+        if len(fds) != _MAX_FDS or attempt in self.doors or len(self.doors) >= _MAX_DOORS:
+            raise KeyError("attempt")
+        _check_listener(fds[0])
+        listener, pidfd = socket.socket(fileno=fds[0]), fds[1]
+        fds.clear()
+        self.doors[attempt] = Door(
+            (listener, pidfd),
+            rules,
+            self._service.dial,
+            self._service.caps,
+            self._service.make_room,
+            lambda host, port, why: self._denied(attempt, host, port, why),
+            lambda: self._forget(attempt),
+        )
+
+    def _refused(self, record: dict[str, Json]) -> str:
+        """Return why a grant can never be reached, as far as this host knows; "" if it may be."""
+        rules = load_rules(record)
+        for each in sorted(rules.granted, key=str):
+            why = self._service.dial.known_refusal(each, rules)
+            if why:
+                return f"{each}: {why}"
+        return ""
+
+    async def _close(self, number: Json, door: Door | None) -> None:
+        usage = asdict(await door.gone()) if door is not None else {}
+        self._send({"id": number, "usage": usage})
+
+    def _forget(self, attempt: str) -> None:
+        self.doors.pop(attempt, None)
+
+    def _denied(self, attempt: str, host: str, port: int, why: str) -> None:
+        self._send({"op": "denied", "attempt": attempt, "host": host, "port": port, "why": why})
+
+    def _service_state(self) -> dict[str, Json]:
+        state = self._service.state
+        held = self._service.held()
+        return {**held, "pid": os.getpid(), "uid": state.uid, "landlock": state.landlock, "weak": state.weak(self._uid)}
+
+    def _send(self, record: dict[str, Json]) -> None:
+        """Tell the agent; one that is gone or does not read is found out by its own silence."""
+        with suppress(OSError):
+            self._end.send(codec.dump(record))
+
+
+def _record(data: bytes) -> dict[str, Json]:
+    record = codec.load(data)
+    if not isinstance(record, dict):
+        raise TypeError("no record")
+    return record
+
+
+def _check_listener(fd: int) -> None:
+    """Make sure that a descriptor listens for TCP; it stays the caller's."""
+    end = socket.socket(fileno=fd)
+    try:
+        if end.family != socket.AF_INET or not end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise TypeError("no listener")
+    finally:
+        end.detach()
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,347 @@
+"""Port: broker.egress. The agent's side of the egress process: asks it to check grants, opens and closes doors.
+
+Called by the stage. Must never let a job with net grants start without an answer of the egress process, nor keep a
+door after the attempt's proof. An egress process that restarts gets the live attempts' doors again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from broker.egress.errors import BadRequestError
+from broker.egress.orders import MAX_RECORD_BYTES, MAX_RULES, dump_rules
+from broker.egress.rules import LOCAL_NAMES, Destination, Rules, canonical
+from node_agent.errors import EgressAwayError, EgressMissingError, EgressRefusedError
+from runner.wire import codec
+from runner.wire.codec import Json
+from runner.wire.errors import WireError
+from runner.wire.grants import NetGrant
+
+__all__ = ["SOCKET_NAME", "Denied", "Door", "Egress", "rules_of"]
+
+log = logging.getLogger(__name__)
+
+#: In HOME/s; no node can be named so.
+SOCKET_NAME: Final = "egress.sock"
+#: Longest wait for an egress process that is restarted just now.
+WAIT_S: Final = 2.0
+_PAUSE_S: Final = 0.05
+_STEP: Final = "start it: `ringfence egress` on this node, with the agent's --home"
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A destination that a job asked for and did not get."""
+
+    attempt: str
+    host: str
+    port: int
+    why: str
+
+
+@dataclass(slots=True, eq=False)
+class Door:
+    """What this agent holds of an open door: its own copies of the listener and of the mould's pidfd."""
+
+    attempt: str
+    rules: Rules
+    ends: tuple[int, int] | None
+    _egress: Egress
+    #: Whether the egress process took it: only then a restarted one gets it again.
+    opened: bool = False
+
+    def close(self) -> None:
+        """Close the door at once. Idempotent."""
+        if self.ends is not None:
+            for fd in self.ends:
+                os.close(fd)
+            self.ends = None
+            self._egress.closed(self)
+
+
+def rules_of(net: Sequence[NetGrant], named: Iterable[str], never: Iterable[tuple[str, int]]) -> Rules:
+    """Return the rules of one attempt. ``named``: what the policy rule lists; its patterns name no address.
+
+    Raises:
+        EgressRefusedError: a grant is no destination.
+    """
+    try:
+        granted = frozenset(canonical(grant.host, grant.port) for grant in net)
+    except BadRequestError as error:
+        raise EgressRefusedError(f"a net grant is not understood: {error}") from None
+    ports = {each.port for each in granted}
+    spelt = [each for each in map(_spelt, named) if each is not None and each.port in ports]
+    own = [each for each in (_spelt(f"{host}:{port}", any_name=True) for host, port in never) if each is not None]
+    if max(len(granted), len(own)) > MAX_RULES:
+        raise EgressRefusedError(f"a job may have {MAX_RULES} net grants")
+    return Rules(granted, frozenset(spelt[:MAX_RULES]), frozenset(own))
+
+
+class Egress:
+    """One agent's line to its host's egress process. Connects when it is first needed."""
+
+    def __init__(self, path: Path, never: Sequence[tuple[str, int]], on_denied: Callable[[Denied], None]) -> None:
+        """``never``: hosts and ports that no policy opens, the store's above all."""
+        self._path = path
+        self._never = tuple(never)
+        self._on_denied = on_denied
+        self._link: _Link | None = None
+        self._lock = asyncio.Lock()
+        self._doors: dict[str, Door] = {}
+        self._restoring: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Future[dict[str, Json]]] = set()
+        self._losses = 0
+        #: What `nodes` shows of it: none, ok, weak or away.
+        self.state = "none"
+
+    def start(self) -> None:
+        """Begin to look whether an egress process serves this home, for ``state``; nobody waits for it."""
+        self._restoring = asyncio.get_running_loop().create_task(self._greet())
+
+    async def check(self, net: Sequence[NetGrant], named: Iterable[str]) -> Rules:
+        """Return the rules of an attempt, once the egress process has found nothing against them.
+
+        Raises:
+            EgressMissingError: none serves this home. EgressAwayError: it does not answer now. EgressRefusedError.
+        """
+        rules = rules_of(net, named, self._never)
+        answer = await self._ask({"op": "check", **dump_rules(rules)})
+        refused = answer.get("refused")
+        if refused:
+            raise EgressRefusedError(f"the net grant {refused}")
+        return rules
+
+    async def open(self, attempt: str, rules: Rules, listener: int, pidfd: int) -> Door:
+        """Open an attempt's door; ``listener`` and ``pidfd`` are the door's from here on. Raises EgressAwayError."""
+        door = Door(attempt, rules, (listener, pidfd), self)
+        self._doors[attempt] = door
+        try:
+            await self._open(door)
+        except BaseException:
+            door.close()
+            raise
+        door.opened = True
+        return door
+
+    def closed(self, door: Door) -> None:
+        """A door was closed here: have it closed there. An egress process that is away has closed it already."""
+        if self._doors.pop(door.attempt, None) is not None:
+            self._have_closed(door.attempt)
+
+    async def settled(self) -> None:
+        """Wait until the egress process has given back every door that was closed."""
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    async def stop(self) -> None:
+        """Close every door and the line. Idempotent."""
+        if self._restoring is not None:
+            self._restoring.cancel()
+            await asyncio.gather(self._restoring, return_exceptions=True)
+        for door in tuple(self._doors.values()):
+            door.close()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    async def _greet(self) -> None:
+        with suppress(EgressAwayError, EgressMissingError, TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                await self._linked()
+
+    def _have_closed(self, attempt: str) -> None:
+        if self._link is not None:
+            with suppress(EgressAwayError):
+                answer = self._link.ask({"op": "close", "attempt": attempt})
+                self._closing.add(answer)
+                answer.add_done_callback(self._used)
+
+    def _used(self, answer: asyncio.Future[dict[str, Json]]) -> None:
+        self._closing.discard(answer)
+        if not answer.cancelled() and answer.exception() is None:
+            log.debug("a door was closed", extra={"usage": answer.result().get("usage")})
+
+    async def _open(self, door: Door) -> None:
+        if door.ends is None:
+            return
+        # Copies: the door may be closed while this waits, and its numbers may then mean something else.
+        held = [os.dup(fd) for fd in door.ends]
+        try:
+            await self._ask({"op": "open", "attempt": door.attempt, **dump_rules(door.rules)}, held)
+        finally:
+            for fd in held:
+                os.close(fd)
+        if self._doors.get(door.attempt) is not door:
+            self._have_closed(door.attempt)
+
+    async def _ask(self, record: dict[str, Json], fds: Sequence[int] = ()) -> dict[str, Json]:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    try:
+                        return await (await self._linked()).ask(record, fds)
+                    except EgressAwayError:
+                        # It ended just now: whatever it had taken went with it, so asking again is safe.
+                        await asyncio.sleep(_PAUSE_S)
+        except TimeoutError:
+            raise EgressAwayError(f"the egress process does not answer within {WAIT_S:g} s; {_STEP}") from None
+
+    async def _linked(self) -> _Link:
+        """Return the line, made anew if it broke."""
+        async with self._lock:
+            while self._link is None:
+                try:
+                    link = _Link(self._path, self._take, self._lost)
+                except FileNotFoundError:
+                    raise EgressMissingError(
+                        f"no egress process serves this node, and without one no job gets HOST:PORT; {_STEP}"
+                    ) from None
+                except OSError as error:
+                    log.debug("the egress process can't be reached", extra={"error": str(error)})
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                try:
+                    told = await link.hello
+                except EgressAwayError:
+                    await asyncio.sleep(_PAUSE_S)
+                except BaseException:
+                    link.close()
+                    raise
+                else:
+                    self._link = link
+                    self.state = "weak" if told.get("weak") else "ok"
+            return self._link
+
+    def _take(self, record: dict[str, Json]) -> None:
+        attempt = str(record.get("attempt"))
+        port = record.get("port")
+        if record.get("op") == "denied" and attempt in self._doors and isinstance(port, int):
+            self._on_denied(Denied(attempt, str(record.get("host"))[:253], port, str(record.get("why"))[:200]))
+
+    def _lost(self, link: _Link) -> None:
+        if self._link is link:
+            self._link = None
+            self.state = "away"
+            self._losses += 1
+            if self._doors and (self._restoring is None or self._restoring.done()):
+                log.warning("the egress process is away; its jobs' connections are gone")
+                self._restoring = asyncio.get_running_loop().create_task(self._restore())
+
+    async def _restore(self) -> None:
+        """Give a restarted egress process the doors of the attempts that still run; again, if it dies meanwhile."""
+        losses = -1
+        while losses != self._losses:
+            losses = self._losses
+            for door in [each for each in self._doors.values() if each.opened]:
+                await self._reopen(door, losses)
+
+    async def _reopen(self, door: Door, losses: int) -> None:
+        while door.ends is not None and losses == self._losses:
+            try:
+                await self._open(door)
+            except (EgressAwayError, EgressMissingError):
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                return
+
+
+class _Link:
+    """One connection. Everything that waits on it fails when it breaks."""
+
+    def __init__(
+        self, path: Path, on_record: Callable[[dict[str, Json]], None], on_lost: Callable[[_Link], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_record = on_record
+        self._on_lost = on_lost
+        self._next = 0
+        self._waiting: dict[int, asyncio.Future[dict[str, Json]]] = {}
+        self.hello: asyncio.Future[dict[str, Json]] = self._loop.create_future()
+        self._end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._end.setblocking(False)
+            self._end.connect(str(path))
+            _check_server(self._end)
+            self._end.send(codec.dump({"op": "hello"}))
+        except BaseException:
+            self._end.close()
+            raise
+        self._loop.add_reader(self._end, self._read)
+
+    def ask(self, record: dict[str, Json], fds: Sequence[int] = ()) -> asyncio.Future[dict[str, Json]]:
+        """Send a request; the future is its answer, or EgressAwayError."""
+        self._next += 1
+        number = self._next
+        answer: asyncio.Future[dict[str, Json]] = self._loop.create_future()
+        try:
+            socket.send_fds(self._end, [codec.dump({**record, "id": number})], list(fds))
+        except OSError as error:
+            self.close()
+            raise EgressAwayError(f"the egress process can't be asked ({error.strerror}); {_STEP}") from error
+        self._waiting[number] = answer
+        answer.add_done_callback(lambda _: self._waiting.pop(number, None))
+        return answer
+
+    def close(self) -> None:
+        """Break it off. Idempotent."""
+        if self._end.fileno() < 0:
+            return
+        self._loop.remove_reader(self._end)
+        self._end.close()
+        for answer in (self.hello, *self._waiting.values()):
+            if not answer.done():
+                answer.set_exception(EgressAwayError(f"the egress process ended; {_STEP}"))
+                answer.exception()  # the waiter may be gone already
+        self._on_lost(self)
+
+    def _read(self) -> None:
+        try:
+            data = self._end.recv(MAX_RECORD_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        try:
+            record = codec.load(data) if data else None
+        except WireError:
+            record = None
+        if not isinstance(record, dict):
+            self.close()
+            return
+        number = record.get("id")
+        answer = self._waiting.get(number) if isinstance(number, int) else None
+        if record.get("op") == "hello" and not self.hello.done():
+            self.hello.set_result(record)
+        elif answer is not None and not answer.done():
+            answer.set_result(record)
+        elif number is None:
+            self._on_record(record)
+
+
+def _check_server(end: socket.socket) -> None:
+    """Make sure that nobody else serves the socket. Raises OSError."""
+    _, uid, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid not in (0, os.geteuid()):
+        raise PermissionError(errno.EPERM, "another user serves this socket")
+
+
+def _spelt(text: str, *, any_name: bool = False) -> Destination | None:
+    """Return the destination that an entry spells out: an address or this host; None for patterns and names."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit():
+        return None
+    try:
+        found = canonical(host, int(port[:6]))
+    except BadRequestError:
+        return None
+    return found if any_name or found.address is not None or found.host in LOCAL_NAMES else None

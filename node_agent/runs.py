@@ -1,0 +1,229 @@
+"""Port: runner.scripts. Every attempt that this boot holds, from its claim to its acknowledged end; and the ends of
+jobs that never run here.
+
+Called by the supervisor, which carries claims out on top of it, the dispatcher (answers), control and the local socket
+(kills). Must never forget a job before the store has acknowledged its end, and never write two ends for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from node_agent import endings, lifecycle
+from node_agent.admission import Admitted, Denial, Offer, Rules, admit
+from node_agent.containment.lower.slots import LowSlot
+from node_agent.containment.slots import Slot
+from node_agent.containment.sweep import Journal
+from node_agent.dispatch import Dispatcher
+from node_agent.ledger import Ledger
+from node_agent.lifecycle import Ending
+from node_agent.output import Chunk
+from node_agent.records import Notary, Signed
+from node_agent.run import KillOrder, Proof, Run, now_ms
+from node_agent.sandbox import Defaults
+from node_agent.stage import Stage
+from node_agent.turns import Claim, Dead, Finish, FinishReply, KillWord, Orphan, Start, StartReply
+from runner.scripts import payload
+from runner.wire import spec as specs
+from runner.wire.errors import WireError
+from runner.wire.event import EventType
+from runner.wire.states import RefuseReason, State
+
+__all__ = ["Desk", "Runs", "Tools"]
+
+
+class Desk(Protocol):
+    """Where the supervisor's words go besides the turn."""
+
+    async def log(self, claim: Claim, chunks: Sequence[Chunk]) -> None:
+        """Store output in order; waits while the store is away, never raises."""
+
+    def emit(self, tenant: str | None, event: Signed) -> None:
+        """Store an event soon; never blocks, never raises."""
+
+    def answer(self, run: Run, order: KillOrder) -> None:
+        """Send the receipt of a kill that was found in the store, once the end is acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a supervisor works with; one set per boot."""
+
+    rules: Rules
+    defaults: Defaults
+    notary: Notary
+    ledger: Ledger
+    stage: Stage
+    desk: Desk
+    slots: Mapping[int, Slot | LowSlot]
+    journal: Journal
+    #: See Lease.era.
+    era: Callable[[], int]
+    #: The kill that a cutoff holds for these selectors of the signed envelope, if any.
+    cutoff: Callable[[str, int, Sequence[str]], KillWord | None]
+    #: Whether this node may sign for a lane's jobs.
+    serves: Callable[[str], bool]
+    #: Called when the node's own disk took no more.
+    no_room: Callable[[], None] = lambda: None
+
+
+class Runs:
+    """Every attempt of one boot, and what the store says of it."""
+
+    def __init__(self, tools: Tools, dispatcher: Dispatcher) -> None:
+        self._tools = tools
+        self._dispatcher = dispatcher
+        self._runs: dict[str, Run] = {}
+        self._unproved: set[int] = set()
+
+    @property
+    def healthy(self) -> bool:
+        """False while a kill of this node is not proved."""
+        return not self._unproved
+
+    def runs(self) -> tuple[Run, ...]:
+        """Every attempt that this boot holds now."""
+        return tuple(self._runs.values())
+
+    def find(self, job_id: str) -> Run | None:
+        """Return the attempt of a job that this boot holds."""
+        return self._runs.get(job_id)
+
+    def held(self) -> tuple[str, ...]:
+        """Every job that this boot knows to hold, until the store has acknowledged its end."""
+        return tuple(self._runs)
+
+    def bury(self, dead: Dead) -> None:
+        """End a claim that a kill hit before the start, and answer the kill."""
+        run = self._open(dead.claim)
+        run.kill(endings.order_of(dead.word))
+        self._close_unstarted(dead.claim, run, Ending(State.KILLED, "kill"), dead.word)
+
+    def lapse(self, claim: Claim) -> None:
+        """End a claim whose time passed in the lane; only the signed envelope may say so."""
+        run = self._open(claim)
+        admitted = self._admit(claim, run)
+        if run.spec is not None and now_ms() > run.spec.not_after_ms:
+            ending = Ending(State.EXPIRED, "not_after", detail="the job was not started before its not_after")
+        elif isinstance(admitted, Denial):
+            ending = endings.denied(admitted)
+        else:
+            ending = Ending(
+                State.REFUSED, RefuseReason.BAD_HASH, 125, detail="the stored not_after is not the signed one"
+            )
+        self._close_unstarted(claim, run, ending, None)
+
+    def inherit(self, orphan: Orphan) -> None:
+        """End, or give a next attempt to, a started attempt of an agent start that is no more."""
+        claim, node, word = orphan.claim, orphan.node, orphan.word
+        run = self._open(claim)
+        self._admit(claim, run)
+        run.started_at_ms = now_ms()
+        ending = Ending(State.LOST, "node_lost", detail=f"node {node} was lost while the job ran")
+        if word is not None:
+            run.kill(endings.order_of(word))
+        # Of a job that this node could not have run, readers believe it the loss alone (attack 3).
+        if word is not None and self._tools.serves(claim.lane):
+            ending = Ending(State.KILLED, "kill", detail=f"node {node} was lost after the kill was requested")
+        run.settle(Proof(ending, None, now_ms()))
+        self._dispatcher.finish(endings.finish_of(claim, run, ending, self._tools.notary), free_slot=False)
+        if word is not None:
+            self._tools.desk.answer(run, run.orders[-1])
+
+    async def relieve(self) -> None:
+        """The kernel passes no more descriptors for this user: kill the job with most sockets, and wait for its proof.
+
+        Attack 34: at level B a job that leaves descriptors in flight would else keep every other one from starting.
+        """
+        trees = [(run.tree.sockets(), run) for run in self.runs() if run.tree is not None and not run.stopping]
+        if not trees:
+            return
+        count, worst = max(trees, key=lambda pair: pair[0])
+        node = self._tools.notary.node
+        why = f"too many descriptors in flight on node {node}, and this job holds most sockets ({count})"
+        detail: dict[str, str | int | float | bool] = {"what": "descriptors in flight", "sockets": count}
+        self._tools.desk.emit(None, self._tools.notary.event(EventType.NODE_DEGRADED, detail=detail))
+        worst.kill(KillOrder("", now_ms(), reason=why, by=f"node {node}"))
+        await asyncio.shield(worst.proved)
+
+    def stop_all(self, cause: lifecycle.Cause) -> None:
+        """End every attempt for the node's own reason."""
+        for run in self.runs():
+            run.stop(cause)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until every attempt is settled; return whether that is so."""
+        pending = [run.proved for run in self.runs()]
+        if pending:
+            await asyncio.wait(pending, timeout=timeout_s)
+        return all(future.done() for future in pending)
+
+    def finished(self, finish: Finish, reply: FinishReply) -> None:
+        """The store's answer to a finish: acknowledged, stale, or overruled by a kill."""
+        run = self._runs.get(finish.claim.job)
+        if run is None or (run.attempt, run.slot) != (finish.claim.attempt, finish.claim.slot):
+            return
+        if reply.result == "killed" and reply.word is not None:
+            run.kill(endings.order_of(reply.word))
+            ending = Ending(State.KILLED, "kill", detail="killed before its next attempt")
+            run.settle(Proof(ending, None, now_ms()))
+            self._dispatcher.finish(endings.finish_of(finish.claim, run, ending, self._tools.notary), free_slot=False)
+            self._tools.desk.answer(run, run.orders[-1])
+            return
+        del self._runs[finish.claim.job]
+        if reply.result == "done" and run.spec is not None and run.started_at_ms is not None:
+            self._tools.ledger.ended(run.spec.nonce, finish.claim.attempt, run.spec.not_after_ms)
+        if not run.acknowledged.done():
+            run.acknowledged.set_result(reply.result == "done")
+
+    def marked(self, reply: StartReply) -> None:
+        """The store's answer to a start mark: a stale one is killed, and so is one that a tombstone waits for."""
+        run = self._runs.get(reply.job)
+        if run is None or run.attempt != reply.attempt:
+            return
+        if reply.result == "stale":
+            run.stop("lease")
+        elif reply.word is not None:
+            run.kill(endings.order_of(reply.word))
+        if not run.marked.done():
+            run.marked.set_result(reply.result == "done")
+
+    def _open(self, claim: Claim) -> Run:
+        run = Run(claim.job, claim.attempt, claim.slot, claim.seq)
+        run.on_kill = lambda: self._show_killing(claim, run)
+        run.show = lambda state: self._dispatcher.mark(Start(claim, state))
+        older = self._runs.get(claim.job)
+        if older is not None and not older.acknowledged.done():
+            # The store gave the job out anew, so it has written the older attempt's finish.
+            older.acknowledged.set_result(True)
+        self._runs[claim.job] = run
+        return run
+
+    def _show_killing(self, claim: Claim, run: Run) -> None:
+        if run.started_at_ms is not None and not run.proved.done():
+            self._dispatcher.mark(Start(claim, State.KILLING))
+
+    def _close_unstarted(self, claim: Claim, run: Run, ending: Ending, word: KillWord | None) -> None:
+        run.settle(Proof(ending, None, now_ms()))
+        self._dispatcher.finish(endings.finish_of(claim, run, ending, self._tools.notary))
+        if word is not None:
+            self._tools.desk.answer(run, endings.order_of(word))
+
+    def _admit(self, claim: Claim, run: Run) -> Admitted | Denial:
+        """Judge the received bytes; fill in what the signed envelope says."""
+        if claim.oversized or claim.odd:
+            what = "is too large" if claim.oversized else f"carries {', '.join(claim.odd)}"
+            return Denial(RefuseReason.BAD_HASH, f"the stored job {what}; no job of ours does")
+        try:
+            data = payload.parse(claim.data)
+        except WireError as error:
+            return Denial(RefuseReason.BAD_HASH, f"the stored job was refused: {error}")
+        offer = Offer(claim.job, claim.lane, claim.attempt, data.envelope, data.signature)
+        decision = admit(offer, self._tools.rules, self._tools.ledger.look, now_ms())
+        run.spec = decision.spec
+        if run.spec is not None:
+            run.selectors = specs.selectors_of(run.spec, self._tools.notary.node)
+        return decision

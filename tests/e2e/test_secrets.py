@@ -1,0 +1,155 @@
+"""Secrets that work in a job and are nowhere else: every mode that hands a value over, at the level of this user."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import fleet as fleets
+from tests.support.fleet import Fleet, processes_with
+from tests.support.wait import wait_until
+
+PROGRAMS = Path(__file__).parent / "programs"
+VALUE = "canary" + secrets.token_hex(12)
+HASH = hashlib.sha256(VALUE.encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def vaulted() -> Iterator[Fleet]:
+    """A fleet whose vault holds KEY."""
+    with fleets.running("--nodes", "1", "--slots", "2", "--import", f"e2e_tasks:{PROGRAMS}") as found:
+        put(found, "KEY", VALUE)
+        yield found
+
+
+def put(fleet: Fleet, name: str, value: str) -> None:
+    """Store a secret; its file is gone again."""
+    file = fleet.work / "value"
+    file.write_text(value)
+    wait_until(lambda: fleet.run("vault", "set", name, "--file", str(file)).returncode == 0, "the vault takes it")
+    file.unlink()
+
+
+def test_env(vaulted: Fleet) -> None:
+    """The variable is there for the job and its children, and what they print of it is masked."""
+    command = 'printf %s "$TOKEN" | sha256sum; sh -c "echo token: \\$TOKEN"'
+    done = vaulted.run("run", "--secret", "KEY:env=TOKEN", "--", "sh", "-c", command)
+    assert done.returncode == 0, done.stderr
+    assert HASH in done.stdout
+    assert "token: [secret:KEY]" in done.stdout
+    assert VALUE not in done.stdout + done.stderr
+
+
+def test_file(vaulted: Fleet) -> None:
+    """The file lies on the job's own tmpfs, for the job alone, and its path is in NAME_FILE."""
+    command = 'sha256sum < "$KEY_FILE"; stat -c "%a %n" "$KEY_FILE"; cat "$KEY_FILE"'
+    done = vaulted.run("run", "--secret", "KEY:file", "--", "sh", "-c", command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(HASH)
+    assert "400 /run/secrets/KEY" in done.stdout
+    assert VALUE not in done.stdout
+
+
+def test_get(vaulted: Fleet) -> None:
+    """A task asks for the value when it needs it; a result and an exception that hold it are masked."""
+    done = vaulted.run("call", "e2e_tasks:use_secret", "--arg", '"KEY"', "--secret", "KEY:get")
+    assert done.returncode == 0, done.stderr
+    assert HASH in done.stdout
+    assert "[secret:KEY]" in done.stdout
+    assert VALUE not in done.stdout + done.stderr
+    failed = vaulted.run("call", "e2e_tasks:use_secret", "--arg", '"KEY"', "--arg", "true", "--secret", "KEY:get")
+    assert failed.returncode == 1
+    assert "[secret:KEY]" in failed.stderr
+    assert VALUE not in failed.stdout + failed.stderr
+
+
+def test_a_job_without_the_grant_has_nothing(vaulted: Fleet) -> None:
+    """No variable, no file, no channel; and the next job of the slot finds nothing of the last one's."""
+    command = "env; ls /run/secrets; ls -l /proc/self/fd; cat /proc/self/environ"
+    done = vaulted.run("run", "--", "sh", "-c", command)
+    assert VALUE not in done.stdout + done.stderr
+    assert "TOKEN" not in done.stdout
+    assert "101" not in [line.split()[-3] for line in done.stdout.splitlines() if " -> " in line]
+
+
+@pytest.mark.parametrize("name", ["NONE", "OTHER"])
+def test_an_unknown_secret_is_refused(vaulted: Fleet, name: str) -> None:
+    """A job that asks for what is not in the vault never starts."""
+    mark = vaulted.work / f"mark-{name}"
+    done = vaulted.run("run", "--secret", f"{name}:env=X", "--write", str(vaulted.work), "--", "touch", str(mark))
+    assert done.returncode == 125
+    assert "secret_denied" in done.stderr
+    assert not mark.exists()
+
+
+def test_what_policy_denies_is_refused(vaulted: Fleet) -> None:
+    """The broker's own rules have the last word; when they allow it again the same job runs."""
+    rules = vaulted.home / "vault-policy.toml"
+    before = rules.read_text()
+    rules.write_text("version = 1\n")
+    try:
+        assert vaulted.run("vault", "reload").returncode == 0
+        done = vaulted.run("run", "--secret", "KEY:env=TOKEN", "--", "true")
+        assert done.returncode == 125
+        assert "secret_denied" in done.stderr
+    finally:
+        rules.write_text(before)
+        assert vaulted.run("vault", "reload").returncode == 0
+    assert vaulted.run("run", "--secret", "KEY:env=TOKEN", "--", "true").returncode == 0
+
+
+def test_without_a_broker(vaulted: Fleet) -> None:
+    """Jobs with secrets are refused within two seconds, jobs without run on; a new broker serves again."""
+    broker = daemon(vaulted, "broker.vault")
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        done = vaulted.run("run", "--secret", "KEY:env=TOKEN", "--", "true")
+        assert done.returncode == 125
+        assert "broker_unavailable" in done.stderr
+        assert vaulted.run("run", "--", "true").returncode == 0
+    finally:
+        os.kill(broker, signal.SIGKILL)
+    wait_until(
+        lambda: vaulted.run("run", "--secret", "KEY:env=TOKEN", "--", "true").returncode == 0, "the next broker serves"
+    )
+
+
+def test_the_value_is_nowhere_else(vaulted: Fleet) -> None:
+    """After jobs of all modes: not in the store, the record, any log, the events, nor (as root) the agent's memory."""
+    test_env(vaulted)
+    texts = [path.read_bytes() for path in vaulted.home.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert any(b"secret.released" in text for text in texts)
+    assert not any(VALUE.encode() in text for text in texts)
+    assert VALUE not in vaulted.run("events", "--json").stdout + vaulted.log.read_text()
+    if os.geteuid() == 0:
+        assert not holds(daemon(vaulted, "node_agent"), VALUE.encode())
+
+
+def daemon(fleet: Fleet, module: str) -> int:
+    """Return the process of one of the fleet's daemons."""
+    found = processes_with(str(fleet.home))
+    (pid,) = (pid for pid in found if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+    return pid
+
+
+def holds(pid: int, needle: bytes) -> bool:
+    """Return whether a process has some bytes in memory that it can write."""
+    with open(f"/proc/{pid}/maps", encoding="ascii") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            where, rights = line.split()[:2]
+            if "rw" not in rights or "[vvar" in line:
+                continue
+            start, end = (int(part, 16) for part in where.split("-"))
+            memory.seek(start)
+            try:
+                if needle in memory.read(end - start):
+                    return True
+            except OSError:
+                continue
+    return False

@@ -1,0 +1,1 @@
+"""Tasks that nodes serve in the tests of limits."""

@@ -1,0 +1,1 @@
+"""Jobs with net grants, the egress process they reach the network through, and the attacks on both."""

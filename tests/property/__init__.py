@@ -1,0 +1,1 @@
+"""Properties of the pure core, for random jobs on random hosts."""
