@@ -57,8 +57,6 @@ class Door:
     rules: Rules
     ends: tuple[int, int] | None
     _egress: Egress
-    #: Whether the egress process took it: only then a restarted one gets it again.
-    opened: bool = False
 
     def close(self) -> None:
         """Close the door at once. Idempotent."""
@@ -98,15 +96,16 @@ class Egress:
         self._link: _Link | None = None
         self._lock = asyncio.Lock()
         self._doors: dict[str, Door] = {}
+        self._greeting: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[None] | None = None
+        self._stopped = False
         self._closing: set[asyncio.Future[dict[str, Json]]] = set()
-        self._losses = 0
         #: What `nodes` shows of it: none, ok, weak or away.
         self.state = "none"
 
     def start(self) -> None:
         """Begin to look whether an egress process serves this home, for ``state``; nobody waits for it."""
-        self._restoring = asyncio.get_running_loop().create_task(self._greet())
+        self._greeting = asyncio.get_running_loop().create_task(self._greet())
 
     async def check(self, net: Sequence[NetGrant], named: Iterable[str]) -> Rules:
         """Return the rules of an attempt, once the egress process has found nothing against them.
@@ -115,28 +114,40 @@ class Egress:
             EgressMissingError: none serves this home. EgressAwayError: it does not answer now. EgressRefusedError.
         """
         rules = rules_of(net, named, self._never)
-        answer = await self._ask({"op": "check", **dump_rules(rules)})
+        answer = await self._asked(lambda link: link.ask({"op": "check", **dump_rules(rules)}))
         refused = answer.get("refused")
         if refused:
             raise EgressRefusedError(f"the net grant {refused}")
         return rules
 
     async def open(self, attempt: str, rules: Rules, listener: int, pidfd: int) -> Door:
-        """Open an attempt's door; ``listener`` and ``pidfd`` are the door's from here on. Raises EgressAwayError."""
+        """Open an attempt's door; ``listener`` and ``pidfd`` are the door's from here on.
+
+        Raises:
+            EgressAwayError: the egress process does not answer now. EgressMissingError, EgressRefusedError.
+        """
         door = Door(attempt, rules, (listener, pidfd), self)
-        self._doors[attempt] = door
         try:
+            if self._doors.setdefault(attempt, door) is not door:
+                raise EgressRefusedError("this attempt has a door already")
             await self._open(door)
         except BaseException:
             door.close()
             raise
-        door.opened = True
         return door
 
     def closed(self, door: Door) -> None:
         """A door was closed here: have it closed there. An egress process that is away has closed it already."""
-        if self._doors.pop(door.attempt, None) is not None:
-            self._have_closed(door.attempt)
+        if self._doors.get(door.attempt) is not door:
+            return
+        del self._doors[door.attempt]
+        answer = None
+        if self._link is not None:
+            with suppress(EgressAwayError):
+                answer = self._link.drop(door)
+        if answer is not None:
+            self._closing.add(answer)
+            answer.add_done_callback(self._used)
 
     async def settled(self) -> None:
         """Wait until the egress process has given back every door that was closed."""
@@ -144,10 +155,12 @@ class Egress:
             await asyncio.wait(self._closing)
 
     async def stop(self) -> None:
-        """Close every door and the line. Idempotent."""
-        if self._restoring is not None:
-            self._restoring.cancel()
-            await asyncio.gather(self._restoring, return_exceptions=True)
+        """Close every door and the line; whoever still asks gets EgressAwayError. Idempotent."""
+        self._stopped = True
+        for task in (self._greeting, self._restoring):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         for door in tuple(self._doors.values()):
             door.close()
         if self._link is not None:
@@ -159,38 +172,28 @@ class Egress:
             async with asyncio.timeout(WAIT_S):
                 await self._linked()
 
-    def _have_closed(self, attempt: str) -> None:
-        if self._link is not None:
-            with suppress(EgressAwayError):
-                answer = self._link.ask({"op": "close", "attempt": attempt})
-                self._closing.add(answer)
-                answer.add_done_callback(self._used)
-
     def _used(self, answer: asyncio.Future[dict[str, Json]]) -> None:
         self._closing.discard(answer)
         if not answer.cancelled() and answer.exception() is None:
             log.debug("a door was closed", extra={"usage": answer.result().get("usage")})
 
     async def _open(self, door: Door) -> None:
-        if door.ends is None:
-            return
-        # Copies: the door may be closed while this waits, and its numbers may then mean something else.
-        held = [os.dup(fd) for fd in door.ends]
-        try:
-            await self._ask({"op": "open", "attempt": door.attempt, **dump_rules(door.rules)}, held)
-        finally:
-            for fd in held:
-                os.close(fd)
-        if self._doors.get(door.attempt) is not door:
-            self._have_closed(door.attempt)
+        answer = await self._asked(lambda link: link.open(door))
+        refused = answer.get("refused")
+        if refused:
+            raise EgressRefusedError(f"the egress process opens no door for this attempt: {refused}")
 
-    async def _ask(self, record: dict[str, Json], fds: Sequence[int] = ()) -> dict[str, Json]:
+    async def _asked(self, ask: Callable[[_Link], asyncio.Future[dict[str, Json]]]) -> dict[str, Json]:
+        """Return the answer to what ``ask`` asks on a line, and on the next one if that breaks."""
         try:
             async with asyncio.timeout(WAIT_S):
                 while True:
                     try:
-                        return await (await self._linked()).ask(record, fds)
+                        # Who gives up must not take the answer from others that wait for the same door.
+                        return await asyncio.shield(ask(await self._linked()))
                     except EgressAwayError:
+                        if self._stopped:
+                            raise
                         # It ended just now: whatever it had taken went with it, so asking again is safe.
                         await asyncio.sleep(_PAUSE_S)
         except TimeoutError:
@@ -200,6 +203,8 @@ class Egress:
         """Return the line, made anew if it broke."""
         async with self._lock:
             while self._link is None:
+                if self._stopped:
+                    raise EgressAwayError("this agent is stopping; submit the job again")
                 try:
                     link = _Link(self._path, self._take, self._lost)
                 except FileNotFoundError:
@@ -218,9 +223,15 @@ class Egress:
                     link.close()
                     raise
                 else:
-                    self._link = link
-                    self.state = "weak" if told.get("weak") else "ok"
+                    self._adopt(link, told)
             return self._link
+
+    def _adopt(self, link: _Link, told: dict[str, Json]) -> None:
+        if self._stopped:
+            link.close()
+        elif not link.closed:
+            self._link = link
+            self.state = "weak" if told.get("weak") else "ok"
 
     def _take(self, record: dict[str, Json]) -> None:
         attempt = str(record.get("attempt"))
@@ -232,27 +243,28 @@ class Egress:
         if self._link is link:
             self._link = None
             self.state = "away"
-            self._losses += 1
-            if self._doors and (self._restoring is None or self._restoring.done()):
+            if self._doors and not self._stopped and (self._restoring is None or self._restoring.done()):
                 log.warning("the egress process is away; its jobs' connections are gone")
                 self._restoring = asyncio.get_running_loop().create_task(self._restore())
 
     async def _restore(self) -> None:
-        """Give a restarted egress process the doors of the attempts that still run; again, if it dies meanwhile."""
-        losses = -1
-        while losses != self._losses:
-            losses = self._losses
-            for door in [each for each in self._doors.values() if each.opened]:
-                await self._reopen(door, losses)
+        """Give a restarted egress process the doors of the attempts that still run, until one process has them all.
 
-    async def _reopen(self, door: Door, losses: int) -> None:
-        while door.ends is not None and losses == self._losses:
+        A door is looked up anew each time and asked for once a line: a second crash, or an attempt that opens its door
+        meanwhile, must not open one twice.
+        """
+        while (door := self._unserved()) is not None:
             try:
                 await self._open(door)
+            except EgressRefusedError as error:
+                log.warning("a door was not opened again", extra={"attempt": door.attempt, "error": str(error)})
             except (EgressAwayError, EgressMissingError):
                 await asyncio.sleep(_PAUSE_S)
-            else:
-                return
+
+    def _unserved(self) -> Door | None:
+        """Return a door that the present line's other end has not answered for."""
+        link = self._link
+        return next((door for door in self._doors.values() if link is None or not link.answered(door)), None)
 
 
 class _Link:
@@ -266,6 +278,8 @@ class _Link:
         self._on_lost = on_lost
         self._next = 0
         self._waiting: dict[int, asyncio.Future[dict[str, Json]]] = {}
+        #: The doors that this line was asked for, and their answers. They end with it.
+        self._doors: dict[Door, asyncio.Future[dict[str, Json]]] = {}
         self.hello: asyncio.Future[dict[str, Json]] = self._loop.create_future()
         self._end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -278,13 +292,50 @@ class _Link:
             raise
         self._loop.add_reader(self._end, self._read)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is broken off."""
+        return self._end.fileno() < 0
+
+    def open(self, door: Door) -> asyncio.Future[dict[str, Json]]:
+        """Ask for a door, the first time; the future is the answer to that. A closed door is not asked for."""
+        answer = self._doors.get(door)
+        if answer is None and door.ends is not None:
+            record: dict[str, Json] = {"op": "open", "attempt": door.attempt, **dump_rules(door.rules)}
+            answer = self._doors[door] = self.ask(record, door.ends)
+        if answer is None:
+            answer = self._loop.create_future()
+            answer.set_result({})
+        return answer
+
+    def answered(self, door: Door) -> bool:
+        """Return whether the other end has said what became of a door."""
+        answer = self._doors.get(door)
+        return answer is not None and answer.done()
+
+    def drop(self, door: Door) -> asyncio.Future[dict[str, Json]] | None:
+        """Have a door closed; None if this line was never asked for it."""
+        if self._doors.pop(door, None) is None:
+            return None
+        return self.ask({"op": "close", "attempt": door.attempt})
+
     def ask(self, record: dict[str, Json], fds: Sequence[int] = ()) -> asyncio.Future[dict[str, Json]]:
-        """Send a request; the future is its answer, or EgressAwayError."""
+        """Send a request; the future is its answer, or EgressAwayError.
+
+        Raises:
+            EgressAwayError: the line is broken. EgressRefusedError: no record may be as long.
+        """
         self._next += 1
         number = self._next
         answer: asyncio.Future[dict[str, Json]] = self._loop.create_future()
+        data = codec.dump({**record, "id": number})
+        if len(data) > MAX_RECORD_BYTES:
+            # It would arrive cut off, and end the line and every other job's door with it.
+            raise EgressRefusedError(
+                f"the job's net grants take {len(data)} bytes, {MAX_RECORD_BYTES} at most: grant fewer"
+            )
         try:
-            socket.send_fds(self._end, [codec.dump({**record, "id": number})], list(fds))
+            socket.send_fds(self._end, [data], list(fds))
         except OSError as error:
             self.close()
             raise EgressAwayError(f"the egress process can't be asked ({error.strerror}); {_STEP}") from error
@@ -294,7 +345,7 @@ class _Link:
 
     def close(self) -> None:
         """Break it off. Idempotent."""
-        if self._end.fileno() < 0:
+        if self.closed:
             return
         self._loop.remove_reader(self._end)
         self._end.close()

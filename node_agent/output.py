@@ -110,6 +110,13 @@ class Capture:
         for fd in self._open:
             self._loop.add_reader(fd, self._read, fd)
 
+    def _rest(self) -> None:
+        """Read no more until the proof: a job that is being killed for its output need not be helped to more of it."""
+        if self._listening:
+            for fd in self._open:
+                self._loop.remove_reader(fd)
+            self._listening = False
+
     def _read(self, fd: int) -> bool:
         """Take one bounded read; return whether there may be more."""
         try:
@@ -147,6 +154,7 @@ class Capture:
             self._keep_tail(Chunk(number, start + len(head), rest))
         if start <= self._limit_bytes < self.total_bytes:
             self._on_limit()
+            self._rest()
 
     def _keep_tail(self, chunk: Chunk) -> None:
         self._tail.append(chunk)

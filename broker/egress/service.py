@@ -130,12 +130,11 @@ class _Agent:
     def _take(self, record: dict[str, Json], fds: list[int]) -> None:
         match record["op"]:
             case "hello":
-                self._send({"op": "hello", **self._service_state()})
+                self._answer({"op": "hello", **self._service_state()})
             case "check":
-                self._send({"id": record["id"], "refused": self._refused(record)})
+                self._answer({"id": record["id"], "refused": self._refused(record)})
             case "open":
-                self._open(str(record["attempt"]), record, fds)
-                self._send({"id": record["id"], "refused": ""})
+                self._answer({"id": record["id"], "refused": self._open(str(record["attempt"]), record, fds)})
             case "close":
                 door = self.doors.get(str(record["attempt"]))
                 task = self._loop.create_task(self._close(record["id"], door))
@@ -144,11 +143,16 @@ class _Agent:
             case _:
                 raise KeyError("op")
 
-    def _open(self, attempt: str, record: dict[str, Json], fds: list[int]) -> None:
+    def _open(self, attempt: str, record: dict[str, Json], fds: list[int]) -> str:
+        """Open a door; return why it can't be, "" if it is. One door too many must not cost the agent's others."""
         rules = load_rules(record)
-        if len(fds) != _MAX_FDS or attempt in self.doors or len(self.doors) >= _MAX_DOORS:
-            raise KeyError("attempt")
+        if len(fds) != _MAX_FDS:
+            raise KeyError("descriptors")
         _check_listener(fds[0])
+        if attempt in self.doors:
+            return "it has one already"
+        if len(self.doors) >= _MAX_DOORS:
+            return f"{_MAX_DOORS} are open"
         listener, pidfd = socket.socket(fileno=fds[0]), fds[1]
         fds.clear()
         self.doors[attempt] = Door(
@@ -160,6 +164,7 @@ class _Agent:
             lambda host, port, why: self._denied(attempt, host, port, why),
             lambda: self._forget(attempt),
         )
+        return ""
 
     def _refused(self, record: dict[str, Json]) -> str:
         """Return why a grant can never be reached, as far as this host knows; "" if it may be."""
@@ -172,23 +177,27 @@ class _Agent:
 
     async def _close(self, number: Json, door: Door | None) -> None:
         usage = asdict(await door.gone()) if door is not None else {}
-        self._send({"id": number, "usage": usage})
+        self._answer({"id": number, "usage": usage})
 
     def _forget(self, attempt: str) -> None:
         self.doors.pop(attempt, None)
 
     def _denied(self, attempt: str, host: str, port: int, why: str) -> None:
-        self._send({"op": "denied", "attempt": attempt, "host": host, "port": port, "why": why})
+        record: dict[str, Json] = {"op": "denied", "attempt": attempt, "host": host, "port": port, "why": why}
+        with suppress(OSError):
+            self._end.send(codec.dump(record))
 
     def _service_state(self) -> dict[str, Json]:
         state = self._service.state
         held = self._service.held()
         return {**held, "pid": os.getpid(), "uid": state.uid, "landlock": state.landlock, "weak": state.weak(self._uid)}
 
-    def _send(self, record: dict[str, Json]) -> None:
-        """Tell the agent; one that is gone or does not read is found out by its own silence."""
-        with suppress(OSError):
+    def _answer(self, record: dict[str, Json]) -> None:
+        """Answer the agent. One that can't be answered would wait for ever: it is left, and asks anew."""
+        try:
             self._end.send(codec.dump(record))
+        except OSError:
+            self.leave()
 
 
 def _record(data: bytes) -> dict[str, Json]:

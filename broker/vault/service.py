@@ -38,6 +38,7 @@ __all__ = ["harden", "releases", "self_test", "serve"]
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_GET_PDEATHSIG: Final = 2
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _MCL_CURRENT_AND_FUTURE: Final = 3
@@ -172,9 +173,17 @@ def _become_owner(home: Path) -> Path:
     with contextlib.suppress(ValueError):
         # Root in a container may not raise it; `harden` says what that means.
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    libc = ctypes.CDLL(None, use_errno=True)
+    tied, parent = ctypes.c_int(0), os.getppid()
+    libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(tied), 0, 0, 0)
     os.setgroups([])
     os.setresgid(owner, owner, owner)
     os.setresuid(owner, owner, owner)
+    if tied.value:
+        # The kernel forgot with the change of user that `up` must not be outlived.
+        libc.prctl(_PR_SET_PDEATHSIG, tied.value, 0, 0, 0)
+        if os.getppid() != parent:
+            raise VaultError("the process that started the broker has ended")
     return Path()
 
 

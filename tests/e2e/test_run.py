@@ -101,7 +101,7 @@ def test_a_granted_folder_can_be_written_and_nothing_else(fleet: Fleet) -> None:
     ("options", "reason"),
     [
         (("--read", "/etc"), "policy"),
-        (("--secret", "TOKEN:env=TOKEN"), "broker_unavailable"),
+        (("--secret", "TOKEN:env=TOKEN"), "secret_denied"),
         (("--net", "169.254.169.254:80"), "policy"),
     ],
 )

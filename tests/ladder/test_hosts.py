@@ -196,7 +196,7 @@ def test_attack_35_without_a_cpu_controller_jobs_are_nice_and_few(tmp_path: Path
             rig.command("true", trusted=trusted, grants=Grants(pids=129)).result(timeout=20)
         assert refused.value.reason == "unenforceable"
         boot = rig.boot(node)
-        burn = "i=0; while [ $i -lt 100 ]; do setsid sh -c 'while :; do :; done' & i=$((i+1)); done; echo up; sleep 20"
+        burn = "i=0; while [ $i -lt 40 ]; do setsid sh -c 'while :; do :; done' & i=$((i+1)); done; echo up; sleep 20"
         storm = rig.command("sh", "-c", burn, trusted=trusted, timeout=15.0)
         rig.wait_output(storm, "up")
         beat = rig.record(node)["heartbeat_at"]

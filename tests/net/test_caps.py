@@ -30,6 +30,7 @@ def test_attack_42_a_job_has_64_connections_and_no_more() -> None:
             tunnel, head = await other.connect(f"127.0.0.1:{server.port}")
             assert b" 200 " in head
             tunnel.close()
+            await await_until(lambda: len(server.ends) >= CAPS.connections + 1, "the tunnel's far end")
             assert len(server.ends) == CAPS.connections + 1
             assert e.process.held() - before <= 2 * (CAPS.connections + 1) + 8
             for end in ends[:10]:

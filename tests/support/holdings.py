@@ -45,7 +45,7 @@ def look(pid: int, node: str) -> Holdings:
         descriptors=len(links),
         processes=len(tree),
         groups=sum(1 for top in leaks.cgroups() if Path(top).name.startswith(node) for path in _folders(Path(top))),
-        mounts=Path(f"/proc/{pid}/mountinfo").read_text().count("\n"),
+        mounts=len(leaks.mounts(pid)),
         uid_locks=sum("/ringfence/uids/" in link for link in links),
         agent_kb=_pss_kb(pid),
         tree_kb=sum(map(_pss_kb, tree)),

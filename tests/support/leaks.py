@@ -19,7 +19,7 @@ from runner.wire import keys
 from tests.support import scratch
 from tests.support.wait import wait_until
 
-__all__ = ["Snapshot", "cgroups", "complaints", "snapshot", "stale_keys"]
+__all__ = ["Snapshot", "cgroups", "complaints", "mounts", "snapshot", "stale_keys"]
 
 SETTLE_TIMEOUT_S = 2.0
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -82,7 +82,7 @@ def snapshot(tag: str) -> Snapshot:
     return Snapshot(
         descriptors=_descriptors(),
         children=_children(),
-        mounts=_mounts(),
+        mounts=mounts(),
         cgroups=frozenset(path for path in cgroups() if tag in path),
         files=frozenset(name for name in os.listdir(scratch.root()) if not name.startswith("pytest-of-")),
     )
@@ -120,11 +120,11 @@ def _owned(key: str, status: bytes) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in (*PERMANENT, *ours))
 
 
-def _mounts() -> frozenset[str]:
+def mounts(pid: int | str = "self") -> frozenset[str]:
     """Every mount of the host but those in the folders of other test processes, which run beside this one."""
     own = scratch.root()
     others = f"{own.parent}/rf-"
-    found = Path("/proc/self/mountinfo").read_text().splitlines()
+    found = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
     points = [(line.split()[4], line) for line in found]
     return frozenset(line for point, line in points if Path(point).is_relative_to(own) or not point.startswith(others))
 
@@ -142,7 +142,11 @@ def _descriptors() -> frozenset[str]:
 def _children() -> frozenset[str]:
     found = set()
     for task in os.listdir("/proc/self/task"):
-        for pid in Path(f"/proc/self/task/{task}/children").read_text().split():
+        try:
+            pids = Path(f"/proc/self/task/{task}/children").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread that was just ending
+        for pid in pids:
             try:
                 found.add(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})")
             except (FileNotFoundError, ProcessLookupError):
