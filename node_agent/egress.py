@@ -21,7 +21,7 @@ from typing import Final
 from broker.egress.errors import BadRequestError
 from broker.egress.orders import MAX_RECORD_BYTES, MAX_RULES, dump_rules
 from broker.egress.rules import LOCAL_NAMES, Destination, Rules, canonical
-from node_agent.errors import EgressAwayError, EgressMissingError, EgressRefusedError
+from node_agent.errors import EgressAwayError, EgressError, EgressMissingError, EgressRefusedError
 from runner.wire import codec
 from runner.wire.codec import Json
 from runner.wire.errors import WireError
@@ -36,6 +36,8 @@ SOCKET_NAME: Final = "egress.sock"
 #: Longest wait for an egress process that is restarted just now.
 WAIT_S: Final = 2.0
 _PAUSE_S: Final = 0.05
+#: Leaves room for what else an order says.
+_MAX_RULES_BYTES: Final = MAX_RECORD_BYTES - 1024
 _STEP: Final = "start it: `ringfence egress` on this node, with the agent's --home"
 
 
@@ -71,7 +73,7 @@ def rules_of(net: Sequence[NetGrant], named: Iterable[str], never: Iterable[tupl
     """Return the rules of one attempt. ``named``: what the policy rule lists; its patterns name no address.
 
     Raises:
-        EgressRefusedError: a grant is no destination.
+        EgressRefusedError: a grant is no destination, or they are too many.
     """
     try:
         granted = frozenset(canonical(grant.host, grant.port) for grant in net)
@@ -82,7 +84,12 @@ def rules_of(net: Sequence[NetGrant], named: Iterable[str], never: Iterable[tupl
     own = [each for each in (_spelt(f"{host}:{port}", any_name=True) for host, port in never) if each is not None]
     if max(len(granted), len(own)) > MAX_RULES:
         raise EgressRefusedError(f"a job may have {MAX_RULES} net grants")
-    return Rules(granted, frozenset(spelt[:MAX_RULES]), frozenset(own))
+    rules = Rules(granted, frozenset(spelt[:MAX_RULES]), frozenset(own))
+    size = len(codec.dump(dump_rules(rules)))
+    if size > _MAX_RULES_BYTES:
+        # Such a record would arrive cut off, and end the line with every other job's door.
+        raise EgressRefusedError(f"a job's net grants may take {_MAX_RULES_BYTES} bytes, not {size}; grant fewer")
+    return rules
 
 
 class Egress:
@@ -127,9 +134,10 @@ class Egress:
             EgressAwayError: the egress process does not answer now. EgressMissingError, EgressRefusedError.
         """
         door = Door(attempt, rules, (listener, pidfd), self)
+        if self._doors.setdefault(attempt, door) is not door:
+            door.close()
+            raise EgressRefusedError("this attempt has a door already")
         try:
-            if self._doors.setdefault(attempt, door) is not door:
-                raise EgressRefusedError("this attempt has a door already")
             await self._open(door)
         except BaseException:
             door.close()
@@ -256,9 +264,8 @@ class Egress:
         while (door := self._unserved()) is not None:
             try:
                 await self._open(door)
-            except EgressRefusedError as error:
-                log.warning("a door was not opened again", extra={"attempt": door.attempt, "error": str(error)})
-            except (EgressAwayError, EgressMissingError):
+            except EgressError as error:
+                log.debug("a door is not open again", extra={"attempt": door.attempt, "error": str(error)})
                 await asyncio.sleep(_PAUSE_S)
 
     def _unserved(self) -> Door | None:
@@ -320,22 +327,12 @@ class _Link:
         return self.ask({"op": "close", "attempt": door.attempt})
 
     def ask(self, record: dict[str, Json], fds: Sequence[int] = ()) -> asyncio.Future[dict[str, Json]]:
-        """Send a request; the future is its answer, or EgressAwayError.
-
-        Raises:
-            EgressAwayError: the line is broken. EgressRefusedError: no record may be as long.
-        """
+        """Send a request; the future is its answer, or EgressAwayError."""
         self._next += 1
         number = self._next
         answer: asyncio.Future[dict[str, Json]] = self._loop.create_future()
-        data = codec.dump({**record, "id": number})
-        if len(data) > MAX_RECORD_BYTES:
-            # It would arrive cut off, and end the line and every other job's door with it.
-            raise EgressRefusedError(
-                f"the job's net grants take {len(data)} bytes, {MAX_RECORD_BYTES} at most: grant fewer"
-            )
         try:
-            socket.send_fds(self._end, [data], list(fds))
+            socket.send_fds(self._end, [codec.dump({**record, "id": number})], list(fds))
         except OSError as error:
             self.close()
             raise EgressAwayError(f"the egress process can't be asked ({error.strerror}); {_STEP}") from error

@@ -134,7 +134,10 @@ class _Agent:
             case "check":
                 self._answer({"id": record["id"], "refused": self._refused(record)})
             case "open":
-                self._answer({"id": record["id"], "refused": self._open(str(record["attempt"]), record, fds)})
+                refused = self._open(str(record["attempt"]), record, fds)
+                if refused:
+                    log.warning("a door was not opened: %s", refused)
+                self._answer({"id": record["id"], "refused": refused})
             case "close":
                 door = self.doors.get(str(record["attempt"]))
                 task = self._loop.create_task(self._close(record["id"], door))

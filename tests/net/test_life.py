@@ -239,34 +239,40 @@ def test_attack_12_the_agent_knows_where_its_store_is() -> None:
 
 
 def test_doors_survive_two_crashes_in_a_row() -> None:
-    """Five doors, two crashes a moment apart: all of them serve again, and a new one opens meanwhile."""
+    """Five doors, five times two crashes a moment apart: all of them serve again, and new ones open meanwhile."""
     with served() as server:
 
         async def scenario(e: Egressed) -> None:
             grant, named = [NetGrant("127.0.0.1", server.port)], [f"127.0.0.1:{server.port}"]
             rules = await e.egress.check(grant, named)
             ports = [e.client.port]
-            for number in range(4):
+
+            async def opened(attempt: str) -> None:
                 listener = socket.create_server(("127.0.0.1", 0))
                 ports.append(listener.getsockname()[1])
-                pidfd = os.pidfd_open(e.mould.pid)
-                await e.egress.open(f"main-job{number}.2", rules, listener.detach(), pidfd)
-            e.process.stop(signal.SIGKILL)
-            e.process.start()
-            e.client.port = ports[0]
-            assert b" 200 " in (await e.client.connect(named[0]))[1]
-            e.process.stop(signal.SIGKILL)
-            e.process.start()
-            listener = socket.create_server(("127.0.0.1", 0))
-            ports.append(listener.getsockname()[1])
-            late = asyncio.ensure_future(e.egress.check(grant, named))
-            for port in ports[:-1]:
+                await e.egress.open(attempt, rules, listener.detach(), os.pidfd_open(e.mould.pid))
+
+            async def passed(port: int) -> None:
                 e.client.port = port
                 assert b" 200 " in (await e.client.connect(named[0]))[1]
-            await late
-            await e.egress.open("main-late.1", rules, listener.detach(), os.pidfd_open(e.mould.pid))
-            e.client.port = ports[-1]
-            assert b" 200 " in (await e.client.connect(named[0]))[1]
+
+            for number in range(4):
+                await opened(f"main-job{number}.2")
+            for crash in range(5):
+                e.process.stop(signal.SIGKILL)
+                e.process.start()
+                # The first door serves again, the others may be asked for just now.
+                await passed(ports[0])
+                e.process.stop(signal.SIGKILL)
+                e.process.start()
+                late = asyncio.gather(e.egress.check(grant, named), opened(f"main-late{crash}.1"))
+                for port in ports[:5]:
+                    await passed(port)
+                await late
+                await passed(ports[-1])
+            told = e.process.log.read_text()
+            assert "not understood" not in told
+            assert "not opened" not in told
 
         in_door(scenario, net=[("127.0.0.1", server.port)], named=[f"127.0.0.1:{server.port}"])
 

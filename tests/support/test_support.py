@@ -147,6 +147,7 @@ def test_what_goes_away_in_time_is_no_leak() -> None:
     assert leaks.complaints(before, look) == []
 
 
+@pytest.mark.alone
 def test_looking_is_cheap() -> None:
     """The checks cost a test less than 5 ms."""
     spent_s = []
