@@ -27,10 +27,20 @@ VALUES = {"KEY": b"canary-one", "OTHER": b"canary-two"}
 LEVELS: list[Literal["A", "B"]] = ["A", "B"] if os.geteuid() == 0 else ["B"]
 
 
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """A broker with two secrets that any job may have, for the tests that change nothing of it."""
+    yield from _started(tmp_path_factory.mktemp("stand"))
+
+
 @pytest.fixture
-def stand(tmp_path: Path) -> Iterator[Stand]:
-    """A broker with two secrets that any job may have."""
-    made = Stand(tmp_path, VALUES)
+def own(tmp_path: Path) -> Iterator[Stand]:
+    """The same for one test alone."""
+    yield from _started(tmp_path)
+
+
+def _started(home: Path) -> Iterator[Stand]:
+    made = Stand(home, VALUES)
     made.start()
     yield made
     if made.process is not None and made.process.poll() is None:
@@ -247,119 +257,117 @@ def test_vault_17_after_the_end(stand: Stand, level: Literal["A", "B"]) -> None:
 
 
 @pytest.mark.parametrize(("limit", "code"), [("uses = 2", "used-up"), ("ttl_s = 0.2", "expired")])
-def test_vault_17_limits(stand: Stand, limit: str, code: str) -> None:
+def test_vault_17_limits(own: Stand, limit: str, code: str) -> None:
     """A secret that is used up, or whose time is over, is not handed out again."""
-    stand.write_rules(OPEN_TO_ALL + limit)
-    assert stand.operator(op="reload")["ok"]
+    own.write_rules(OPEN_TO_ALL + limit)
+    assert own.operator(op="reload")["ok"]
 
     async def work() -> None:
         job = Job("main-1.1", LEVELS[0])
-        async with leased(stand, job):
+        async with leased(own, job):
             assert job.get("KEY") == b"canary-one"
             wait_until(lambda: job.get("KEY") == code, "the limit")
 
     scene(work)
 
 
-def test_vault_18_a_restart_is_invisible(stand: Stand, level: Literal["A", "B"]) -> None:
+def test_vault_18_a_restart_is_invisible(own: Stand, level: Literal["A", "B"]) -> None:
     """A request waits for the next broker and is answered; uses that were spent stay spent, whoever says otherwise."""
-    stand.write_rules(OPEN_TO_ALL + "uses = 3")
-    stand.operator(op="reload")
+    own.write_rules(OPEN_TO_ALL + "uses = 3")
+    own.operator(op="reload")
 
     async def work() -> None:
         job = Job("main-1.1", level)
-        async with leased(stand, job):
+        async with leased(own, job):
             assert job.get("KEY") == b"canary-one"
             assert job.get("KEY") == b"canary-one"
-            assert stand.stop(signal.SIGKILL) == -signal.SIGKILL
+            assert own.stop(signal.SIGKILL) == -signal.SIGKILL
             waiting = asyncio.create_task(off_loop(lambda: job.get("KEY")))
-            await off_loop(stand.start)
+            await off_loop(own.start)
             assert await waiting == b"canary-one"
             assert await off_loop(lambda: job.get("KEY")) == "used-up"
 
     scene(work)
 
 
-def test_vault_19_an_agent_that_dies(stand: Stand) -> None:
+def test_vault_19_an_agent_that_dies(own: Stand) -> None:
     """Its leases end after the grace, and the record says why."""
 
     async def work() -> None:
         job = Job("main-1.1", LEVELS[0])
-        client = stand.client()
+        client = own.client()
         await client.open(job.ask(get_of("KEY")), job.fds)
         await client.stop()
         assert job.get("KEY") == b"canary-one"
-        await off_loop(
-            lambda: wait_until(lambda: '"why":"agent gone"' in stand.record(), "the grace", AGENT_GRACE_S + 5)
-        )
+        await off_loop(lambda: wait_until(lambda: '"why":"agent gone"' in own.record(), "the grace", AGENT_GRACE_S + 5))
         assert "err" not in job.say('{"op":"get","name":"KEY"}')
         job.end()
 
     scene(work)
 
 
-def test_vault_20_the_kernel_revokes(stand: Stand, level: Literal["A", "B"]) -> None:
+def test_vault_20_the_kernel_revokes(own: Stand, level: Literal["A", "B"]) -> None:
     """A lease ends with the job's first process, whatever the agent says or does not say."""
 
     async def work() -> None:
         job = Job("main-1.1", level)
-        async with leased(stand, job):
+        async with leased(own, job):
             assert job.get("KEY") == b"canary-one"
             os.kill(job.pid, signal.SIGKILL)
             started_s = time.monotonic()
-            await off_loop(lambda: wait_until(lambda: '"why":"exit"' in stand.record(), "the end of the lease"))
+            await off_loop(lambda: wait_until(lambda: '"why":"exit"' in own.record(), "the end of the lease"))
             assert time.monotonic() - started_s < 1
-            assert stand.operator(op="status")["leases"] == 0
+            assert own.operator(op="status")["leases"] == 0
 
     scene(work)
 
 
-def test_vault_35_a_person_has_to_say_yes(stand: Stand) -> None:
+def test_vault_35_a_person_has_to_say_yes(own: Stand) -> None:
     """Until an operator approves, the answer is pending; the approval is in the record and holds for one attempt."""
-    stand.write_rules(OPEN_TO_ALL + "approve = true")
-    stand.operator(op="reload")
+    own.write_rules(OPEN_TO_ALL + "approve = true")
+    own.operator(op="reload")
 
     async def work() -> None:
         job, other = Job("main-1.1", LEVELS[0]), Job("main-2.1", LEVELS[0], JOB_UID + 1)
-        async with leased(stand, job, other):
+        async with leased(own, job, other):
             assert [job.get("KEY"), other.get("KEY")] == ["pending", "pending"]
-            assert [one["attempt"] for one in stand.operator(op="pending")["pending"]] == ["main-1.1", "main-2.1"]
-            assert stand.operator(op="approve", attempt="main-1.1", name="KEY")["ok"]
+            assert [one["attempt"] for one in own.operator(op="pending")["pending"]] == ["main-1.1", "main-2.1"]
+            assert own.operator(op="approve", attempt="main-1.1", name="KEY")["ok"]
             assert [job.get("KEY"), other.get("KEY")] == [b"canary-one", "pending"]
 
     scene(work)
-    assert not stand.operator(op="approve", attempt="main-9.1", name="KEY")["ok"]
+    assert not own.operator(op="approve", attempt="main-9.1", name="KEY")["ok"]
 
 
-def test_a_reload_only_narrows(stand: Stand) -> None:
+def test_a_reload_only_narrows(own: Stand) -> None:
     """New rules take away what they no longer allow; broken ones change nothing; wider ones give a live job no more."""
 
     async def work() -> None:
         job = Job("main-1.1", LEVELS[0])
-        async with leased(stand, job):
-            stand.write_rules("version = 1\nnonsense")
-            assert stand.operator(op="reload")["err"] == "rules"
+        async with leased(own, job):
+            own.write_rules("version = 1\nnonsense")
+            assert own.operator(op="reload")["err"] == "rules"
             assert job.get("KEY") == b"canary-one"
-            stand.write_rules(OPEN_TO_ALL.replace('["*"]', '["OTHER"]', 1))
-            assert stand.operator(op="reload")["revoked"] == 1
+            own.write_rules(OPEN_TO_ALL.replace('["*"]', '["OTHER"]', 1))
+            assert own.operator(op="reload")["revoked"] == 1
             assert job.get("KEY") == "denied"
-            stand.write_rules(OPEN_TO_ALL)
-            assert stand.operator(op="reload")["ok"]
+            own.write_rules(OPEN_TO_ALL)
+            assert own.operator(op="reload")["ok"]
             assert job.get("KEY") == "denied"
 
     scene(work)
 
 
-def test_what_is_not_allowed_opens_no_lease(stand: Stand) -> None:
+def test_what_is_not_allowed_opens_no_lease(own: Stand) -> None:
     """A job with one secret that it may not have, or that is not there, gets none; the message is for the operator."""
 
     async def work() -> None:
         job = Job("main-1.1", LEVELS[0])
-        client = stand.client()
+        client = own.client()
         with pytest.raises(LeaseRefused, match="ringfence vault set NONE"):
             await client.open(job.ask(get_of("KEY"), get_of("NONE")), job.fds)
-        stand.write_rules("version = 1")
-        stand.operator(op="reload")
+        own.write_rules("version = 1")
+        own.operator(op="reload")
         with pytest.raises(LeaseRefused, match="no rule"):
             await client.open(job.ask(get_of("KEY")), job.fds)
         await client.stop()
@@ -369,24 +377,24 @@ def test_what_is_not_allowed_opens_no_lease(stand: Stand) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_vault_1_strangers(stand: Stand) -> None:
+def test_vault_1_strangers(own: Stand) -> None:
     """Another user can't connect at all, and one who gets past the folder is not heard."""
-    (stand.home / "s").chmod(0o711)
+    (own.home / "s").chmod(0o711)
     for name in ("broker", "vault"):
-        (stand.home / "s" / name).chmod(0o666)
-    (stand.home).chmod(0o711)
+        (own.home / "s" / name).chmod(0o666)
+    (own.home).chmod(0o711)
     child = os.fork()
     if child == 0:
         signal.alarm(10)
         os.setuid(JOB_UID)
         code = 1
         try:
-            stand.operator(op="list")
+            own.operator(op="list")
         except (OSError, ValueError):
             code = 0
         os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    assert '"event":"secret.put"' not in stand.record()
+    assert '"event":"secret.put"' not in own.record()
 
 
 def test_no_broker_no_lease(tmp_path: Path) -> None:
@@ -404,18 +412,18 @@ def test_no_broker_no_lease(tmp_path: Path) -> None:
     scene(work)
 
 
-def test_a_stopped_broker_is_away(stand: Stand) -> None:
+def test_a_stopped_broker_is_away(own: Stand) -> None:
     """A broker that does not answer counts as none within two seconds, and is there again when it goes on."""
 
     async def work() -> None:
-        client = stand.client()
+        client = own.client()
         assert await client.ping()
-        assert stand.process is not None
-        stand.process.send_signal(signal.SIGSTOP)
+        assert own.process is not None
+        own.process.send_signal(signal.SIGSTOP)
         started_s = time.monotonic()
         assert not await client.ping()
         assert time.monotonic() - started_s < 3
-        stand.process.send_signal(signal.SIGCONT)
+        own.process.send_signal(signal.SIGCONT)
         assert await client.ping()
         await client.stop()
 
@@ -442,12 +450,12 @@ def test_vault_21_its_own_user_cannot_look_in(stand: Stand) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_output_is_scrubbed(stand: Stand) -> None:
+def test_output_is_scrubbed(own: Stand) -> None:
     """What a job prints, and a file that it wrote, come without the value it was handed; the record counts."""
 
     async def work() -> None:
         job = Job("main-1.1", LEVELS[0])
-        async with leased(stand, job) as client:
+        async with leased(own, job) as client:
             pairs = [os.pipe() for _ in range(4)]
             (out_read, out), (err_read, err), (agent_out, to_out), (agent_err, to_err) = pairs
             await client.streams(job.name, (out_read, err_read, to_out, to_err))
@@ -467,13 +475,13 @@ def test_output_is_scrubbed(stand: Stand) -> None:
                 await client.clean("main-9.1", 0, 1)
 
     scene(work)
-    assert '"event":"secret.masked","attempt":"main-1.1","hits":1' in stand.record()
+    assert '"event":"secret.masked","attempt":"main-1.1","hits":1' in own.record()
 
 
-def test_the_command_line_reaches_a_running_broker(stand: Stand, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_reaches_a_running_broker(own: Stand, capfd: pytest.CaptureFixture[str]) -> None:
     """While the broker has the vault open, `ringfence vault` has it do the work; what it put is what jobs get."""
-    place = ["--home", str(stand.home), "vault"]
-    value = stand.home / "value"
+    place = ["--home", str(own.home), "vault"]
+    value = own.home / "value"
     value.write_bytes(b"canary-three")
     assert run_words([*place, "set", "NEW", "--file", str(value)]) == 0
     assert run_words([*place, "rm", "OTHER"]) == 0
@@ -489,7 +497,7 @@ def test_the_command_line_reaches_a_running_broker(stand: Stand, capfd: pytest.C
 
     async def work() -> None:
         job = Job("main-1.1", LEVELS[0])
-        async with leased(stand, job, name="NEW"):
+        async with leased(own, job, name="NEW"):
             assert job.get("NEW") == b"canary-three"
 
     scene(work)
