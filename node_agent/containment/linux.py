@@ -14,7 +14,10 @@ import functools
 import os
 import signal
 import struct
+import sys
 from typing import Final
+
+from node_agent.containment.sysnumbers import NUMBERS
 
 __all__ = [
     "BE_DUMPABLE",
@@ -41,6 +44,7 @@ __all__ = [
     "drop_bounding",
     "drop_capabilities",
     "fork_into",
+    "heed_signals",
     "kill_others",
     "lock_securebits",
     "mount",
@@ -128,6 +132,10 @@ _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 CLEAR_AMBIENT: Final = (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
 BE_DUMPABLE: Final = (_PR_SET_DUMPABLE, 1)
 NO_NEW_PRIVS: Final = (_PR_SET_NO_NEW_PRIVS, 1)
+_RT_SIGACTION: Final = NUMBERS.get(os.uname().machine, {}).get("rt_sigaction", -1)
+#: The kernel's own struct: handler, flags, restorer and mask, a word each.
+_SIGACTION_BYTES: Final = 32
+_SIGNALS: Final = 64
 #: NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE on, KEEP_CAPS off, all four locked.
 _SECUREBITS: Final = 0b1110_1111
 _LAST_KNOWN_CAPABILITY: Final = 63
@@ -319,6 +327,18 @@ def signal_descriptor(number: int) -> int:
 def unblock_signals() -> None:
     """Block no signal any more."""
     _checked(_libc.sigprocmask(ctypes.c_int(signal.SIG_SETMASK), bytes(128), None), "sigprocmask")
+
+
+def heed_signals() -> None:
+    """Give every signal that some ancestor had ignored its default action back, those of the C library included.
+
+    SIGPIPE and SIGXFSZ stay: the interpreter itself ignores them, and commands get them back later.
+    """
+    old = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    for number in set(range(1, _SIGNALS + 1)) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        _checked(raw(_RT_SIGACTION, number, None, ctypes.addressof(old), 8, 0, 0), "rt_sigaction")
+        if int.from_bytes(old.raw[:8], sys.byteorder) == signal.SIG_IGN:
+            _checked(raw(_RT_SIGACTION, number, bytes(_SIGACTION_BYTES), None, 8, 0, 0), "rt_sigaction")
 
 
 def timer_descriptor() -> int:

@@ -57,6 +57,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     linux.set_dumpable(False)
     if level == "B":
         linux.set_subreaper()
+    linux.heed_signals()
     sys.argv = ["job"]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 2)  # until here errors of the start reached the agent through it

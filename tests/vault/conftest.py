@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from tests.support import scratch
 from tests.vault.stand import Stand
 
 VALUES = {"KEY": b"canary-one", "OTHER": b"canary-two"}
@@ -16,23 +16,24 @@ LEVELS: list[Literal["A", "B"]] = ["A", "B"] if os.geteuid() == 0 else ["B"]
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def stand() -> Iterator[Stand]:
     """A broker with two secrets that any job may have, for the tests that change nothing of it."""
-    yield from _started(tmp_path_factory.mktemp("stand"))
+    yield from _started()
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Stand]:
+def own() -> Iterator[Stand]:
     """The same for one test alone."""
-    yield from _started(tmp_path)
+    yield from _started()
 
 
-def _started(home: Path) -> Iterator[Stand]:
-    made = Stand(home, VALUES)
-    made.start()
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        assert made.stop() == 0
+def _started() -> Iterator[Stand]:
+    with scratch.folder() as home:
+        made = Stand(home, VALUES)
+        made.start()
+        yield made
+        if made.process is not None and made.process.poll() is None:
+            assert made.stop() == 0
 
 
 @pytest.fixture(params=LEVELS)

@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     _close_others({lifeline, control, *([job_fd] if job_fd >= 0 else [])})
     # Before it is undumpable: then /proc/self is root's.
     _raise_oom_score()
+    linux.heed_signals()
     linux.set_dumpable(False)
     linux.set_subreaper()
     # What both processes must know: the uid of the job, written before there is one.
