@@ -240,19 +240,16 @@ def _attend(job: Job[_R], asked: _Asked, *, value: bool) -> None:
 
 def _kill(job: Job[_R]) -> Outcome:
     """Kill after Ctrl-C and wait for the receipt; a second Ctrl-C stops the waiting. Exits if nothing is confirmed."""
-    # The command itself can't be interrupted: "the kill stays in force" has to be true.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     try:
-        say(f"killing {job.id}")
-        receipt = job.kill(reason=_REASON, wait=_KILL_AT_ONCE_S)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
+        # The command itself can't be interrupted: "the kill stays in force" has to be true.
+        with _interrupts_later():
+            say(f"killing {job.id}")
+            receipt = job.kill(reason=_REASON, wait=_KILL_AT_ONCE_S)
         if receipt.outcome == "unconfirmed":
             receipt = job.kill(reason=_REASON, wait=_KILL_WAIT_S)
     except KeyboardInterrupt:
         say(f"no receipt yet for {job.id}: the kill stays in force, `ringfence kill {job.id}` asks again")
         raise typer.Exit(_EXIT_INTERRUPTED) from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
     say(receipt_line(receipt))
     code = exitcode.of_kill([receipt])
     if code not in {0, exitcode.ALREADY_ENDED}:
@@ -297,6 +294,20 @@ def _signals_as_interrupt() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, old, strict=True):
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hear of signals at the end of the block. Blocking them would not do: another thread may take them for us."""
+    heard: list[int] = []
+    old = [(number, signal.signal(number, lambda got, _: heard.append(got))) for number in _INTERRUPTS]
+    try:
+        yield
+    finally:
+        for number, handler in old:
+            signal.signal(number, handler)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -19,7 +19,7 @@ from runner.home import Home
 from tests.net.support import web
 from tests.net.test_confined import said
 from tests.support import scratch
-from tests.support.fleet import CLI, Fleet, running
+from tests.support.fleet import CLI, Fleet, running, up
 from tests.support.wait import wait_until
 
 
@@ -110,13 +110,16 @@ def test_attack_07_doctor_says_what_the_egress_process_is_worth(fleet: Fleet) ->
     wait_until(shown, "the node to show its egress process", 15)
 
 
-def test_nothing_is_left_of_a_killed_up(port: int) -> None:
+def test_nothing_is_left_of_a_killed_up(home: Path) -> None:
     """SIGKILL to `up` ends its egress process, and the next `up` on the same home has one."""
-    with running("--slots", "1") as fleet:
+    (home / "work").mkdir()
+    with up(home / "h", home / "work", ["--slots", "1"]) as fleet:
         pid = egress_of(fleet)
         fleet.process.kill()
         fleet.process.wait()
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the egress process to end")
+    with up(home / "h", home / "work", ["--slots", "1"]) as again:
+        assert egress_of(again) != pid
 
 
 def test_the_command_alone_serves_a_home_once(home: Path) -> None:
