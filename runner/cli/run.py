@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -168,7 +168,7 @@ def run(
     """Run a command as a job: live output, the job's own exit code; Ctrl-C kills it."""
     asked = _Asked.of(context)
     app = site_of(context, home, redis).app(tenant)
-    _attend(app.command(command, **asked.options()), asked, value=False)
+    _attend(lambda: app.command(command, **asked.options()), asked, value=False)
 
 
 def call(
@@ -207,28 +207,36 @@ def call(
     args = [json_value(text, "--arg") for text in arg or ()]
     kwargs = {name: json_value(text, "--kw") for name, text in pairs(kw, "--kw").items()}
     app = site_of(context, home, redis).app(tenant)
-    _attend(app.call(task, args, kwargs, **asked.options()), asked, value=True)
+    _attend(lambda: app.call(task, args, kwargs, **asked.options()), asked, value=True)
 
 
-def _attend(job: Job[_R], asked: _Asked, *, value: bool) -> None:
-    """Follow a job to its end and exit as it did; Ctrl-C, SIGTERM and SIGHUP kill it."""
+def _attend(start: Callable[[], Job[_R]], asked: _Asked, *, value: bool) -> None:
+    """Start a job, follow it to its end and exit as it did; Ctrl-C, SIGTERM and SIGHUP kill it."""
     if asked.detach:
-        print_line(job.id)
+        print_line(start().id)
         return
-    output = JobOutput(to_stderr=asked.as_json)
     # Loaded before it is needed: an interrupt in the middle of an import would make Python end itself by SIGINT.
     importlib.import_module("runner.control")
+    started: list[Job[_R]] = []
+    output: JobOutput | None = None
     with _signals_as_interrupt():
         try:
+            # A job may run before we know of it: who interrupts at that moment means the job, too.
+            with _interrupts_later():
+                started.append(start())
+            job, output = started[0], JobOutput(to_stderr=asked.as_json)
             say(f"job {job.id}")
             with _hint(job):
                 for descriptor, data in job.logs(follow=True):
                     output.write(descriptor, data)
                 end = job.outcome()
         except KeyboardInterrupt:
-            output.close()
+            if output is not None:
+                output.close()
+            job = started[0]
             end = _kill(job)
-    output.close()
+    if output is not None:
+        output.close()
     if end.state != State.FINISHED:
         say(_end_line(end))
     if asked.as_json:
@@ -300,7 +308,8 @@ def _signals_as_interrupt() -> Iterator[None]:
 def _interrupts_later() -> Iterator[None]:
     """Hear of signals at the end of the block. Blocking them would not do: another thread may take them for us."""
     heard: list[int] = []
-    old = [(number, signal.signal(number, lambda got, _: heard.append(got))) for number in _INTERRUPTS]
+    numbers = [number for number in _INTERRUPTS if signal.getsignal(number) is not signal.SIG_IGN]
+    old = [(number, signal.signal(number, lambda got, _: heard.append(got))) for number in numbers]
     try:
         yield
     finally:

@@ -18,6 +18,7 @@ from node_agent.errors import EgressAwayError, EgressMissingError, EgressRefused
 from node_agent.session import store_addresses
 from runner.wire.grants import NetGrant
 from tests.net.support import Egressed, in_door, own_descriptors, served
+from tests.support import scratch
 from tests.support.wait import await_until
 
 ATTEMPTS = 200
@@ -187,16 +188,17 @@ def test_an_egress_process_that_does_not_answer_is_told_in_time() -> None:
     in_door(scenario, net=[("example.com", 80)])
 
 
-def test_without_an_egress_process_there_is_an_exact_next_step(tmp_path: Path) -> None:
+def test_without_an_egress_process_there_is_an_exact_next_step() -> None:
     """A home that none ever served: told at once."""
 
-    async def main() -> None:
-        line = Egress(tmp_path / "none", (), lambda _: None)
+    async def main(home: Path) -> None:
+        line = Egress(home / "none", (), lambda _: None)
         with pytest.raises(EgressMissingError, match="start it: `ringfence egress`"):
             await line.check([NetGrant("example.com", 80)], [])
         await line.stop()
 
-    asyncio.run(main())
+    with scratch.folder() as home:
+        asyncio.run(main(home))
 
 
 def test_attack_12_the_store_is_refused_under_every_name() -> None:
