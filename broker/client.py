@@ -13,12 +13,13 @@ import asyncio
 import json
 import os
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
+
+from broker.vault.peer import peer_uid
 
 __all__ = ["ANSWER_S", "CONTROL", "BrokerAway", "BrokerClient", "LeaseAsk", "LeaseRefused", "SecretAsk"]
 
@@ -28,7 +29,6 @@ CONTROL: Final = "broker"
 ANSWER_S: Final = 2.0
 RETRY_S: Final = 0.2
 _MAX_REPLY_BYTES: Final = 64 * 1024
-_UCRED: Final = struct.Struct("iII")
 
 
 class BrokerAway(Exception):
@@ -206,7 +206,7 @@ class BrokerClient:
             # Older kernels name the sender of an early message only if this end asks for names as well.
             line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             line.connect(str(self.path))
-            _, uid, _ = _UCRED.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            uid = peer_uid(line)
         except BaseException:
             line.close()
             raise

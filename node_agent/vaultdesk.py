@@ -1,14 +1,12 @@
 """Port: broker.client. Jobs with secrets: a line to the broker before they start, scrubbed output, and the end of it.
 
-Called by the stage (before an attempt exists), the supervisor (once its worker stands, and for its result) and the
-heartbeat (whether there is a broker). Must never let a job with secrets start without a lease for every one of them, or
-read a byte of its output that the scrubber has not passed.
+Called by the stage (before an attempt exists) and the supervisor (once its worker stands, and for its result). Must
+never let a job with secrets start without a lease for every one of them, or read a byte of its output that the scrubber
+has not passed.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import socket
 from pathlib import Path
@@ -23,7 +21,6 @@ from runner.wire.states import RefuseReason
 
 __all__ = ["SecretsError", "VaultDesk", "VaultLine", "desk_of", "handed"]
 
-_PING_S: Final = 2.0
 _CHANNEL_MODES: Final = frozenset({"get", "file", "env"})
 
 
@@ -58,8 +55,8 @@ class VaultLine:
         self._near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.far = far.detach()
 
-    async def open(self, uid: int, attempt: Attempt) -> tuple[str, ...]:
-        """Open the lease of an attempt whose worker stands; returns the names that wait for a person.
+    async def open(self, uid: int, attempt: Attempt) -> None:
+        """Open the lease of an attempt whose worker stands.
 
         The attempt's output passes the scrubber from here on, if it may be handed a value.
 
@@ -81,7 +78,7 @@ class VaultLine:
         )
         fds = attempt.place()
         try:
-            pending = await self._client.open(ask, (self._near.fileno(), *fds))
+            await self._client.open(ask, (self._near.fileno(), *fds))
             if handed(spec):
                 await self._scrub(attempt)
         except BrokerAway as error:
@@ -91,7 +88,6 @@ class VaultLine:
         finally:
             for fd in fds:
                 os.close(fd)
-        return pending
 
     async def clean(self, attempt: Attempt) -> None:
         """Put a copy without the values in the place of an attempt's result, or the record of an error."""
@@ -149,37 +145,21 @@ class VaultDesk:
     def __init__(self, client: BrokerClient, level: Literal["A", "B"]) -> None:
         self._client = client
         self._level = level
-        self._watch: asyncio.Task[None] | None = None
-        #: Whether a broker answered when it was last asked.
-        self.present = False
 
     def start(self) -> None:
-        """Watch the broker. Idempotent."""
+        """Open live leases again after a restart of the broker. Idempotent."""
         self._client.start()
-        if self._watch is None:
-            self._watch = asyncio.get_running_loop().create_task(self._look())
 
     async def stop(self) -> None:
         """End all leases. Idempotent."""
-        if self._watch is not None:
-            self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
-            self._watch = None
         await self._client.stop()
 
     async def line(self, spec: JobSpec, number: int) -> VaultLine:
         """Return an attempt's channel. Raises SecretsError: there is no broker to connect it to."""
-        self.present = await self._client.ping()
-        if not self.present:
+        if not await self._client.ping():
             raise SecretsError(
                 RefuseReason.BROKER_UNAVAILABLE,
                 "no vault broker answers on this node, so no job gets a secret: `ringfence broker` starts it, "
                 "`ringfence vault init` makes its vault",
             )
         return VaultLine(self._client, spec, number, self._level)
-
-    async def _look(self) -> None:
-        while True:
-            self.present = await self._client.ping()
-            await asyncio.sleep(_PING_S)

@@ -175,7 +175,7 @@ class Clerk:
         return {}
 
     def _reencrypt(self, _: Mapping[str, object]) -> Reply:
-        count = self._store.reencrypt()
+        count = self._store.adopt_host_key()
         self._record.write("vault.reencrypted")
         return {"count": count}
 

@@ -219,8 +219,7 @@ class Desk:
         asks = [orders.ask_of(item, order) for item in cast("list[object]", order["asks"])]
         if attempt in self._orphans:
             self.revoke(attempt, "adopted")
-        known = [entry.name for entry in self._store.entries()]
-        opened = self._leases.open(attempt, job, asks, known, self._clock())
+        opened = self._leases.open(attempt, job, asks, self._store.names, self._clock())
         try:
             if opened.lease is None:
                 self._write("lease.refused", attempt=attempt, names=[ask.secret for ask in asks])
@@ -261,8 +260,7 @@ class Desk:
             held = self._store.get(name)
             granted.version = held.version
             self._told.add(lease.attempt)
-            if granted.ask.mode != "proxy":
-                self._cleaning.tell(lease.attempt, name, held.value)
+            self._cleaning.tell(lease.attempt, name, held.value)
 
     def _cleaned(self, agent: _Agent, good: bool) -> None:
         self._send(agent.socket, {"ok": good, **({} if good else {"err": "unavailable"})})

@@ -17,7 +17,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +181,11 @@ class Keystore:
         """The public keys that every file is encrypted to: the host's first, then the recovery keys."""
         return self._recipients
 
+    @property
+    def names(self) -> Collection[str]:
+        """The secrets there are, in no order."""
+        return self._index.keys()
+
     def entries(self) -> tuple[Entry, ...]:
         """Return every secret by name."""
         return tuple(Entry(name, tuple(versions)) for name, versions in sorted(self._index.items()))
@@ -285,6 +290,15 @@ class Keystore:
                 count += 1
         self._folder.replace(seeds.FILE, seeds.seal(self.audit_seed(), self._recipients))
         return count
+
+    def adopt_host_key(self) -> int:
+        """Write every file anew for the newest identity of a key that comes from elsewhere; returns how many.
+
+        Raises:
+            CorruptError.
+        """
+        self._save_recipients((str(self._identities[0].to_public()), *self._recipients[1:]))
+        return self.reencrypt()
 
     def set_recovery(self, recipients: Sequence[str]) -> int:
         """Replace the recovery keys and write every file anew; returns how many. Raises VaultUsageError."""

@@ -6,8 +6,8 @@ rules widen a live lease, or say to a job whether a name that it was not granted
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from broker.vault import rules as policy
@@ -110,7 +110,7 @@ class Leases:
         """Return every live lease."""
         return tuple(self._live.values())
 
-    def open(self, attempt: str, job: str, asks: Iterable[Ask], known: Iterable[str], now_s: float) -> Opened:
+    def open(self, attempt: str, job: str, asks: Iterable[Ask], known: Collection[str], now_s: float) -> Opened:
         """Judge an attempt's secrets: all of them are granted, or none.
 
         Raises:
@@ -121,13 +121,12 @@ class Leases:
             raise VaultUsageError(f"{attempt} has a lease already")
         if len(self._live) >= MAX_LEASES or len(wanted) > MAX_SECRETS:
             raise VaultUsageError("too many leases, or too many secrets for one job")
-        names = set(known)
         lease = Lease(attempt, job, seen_s=now_s)
         for ask in wanted:
             decision = policy.decide(self._rules, ask)
             if not decision.allowed:
                 return Opened(None, decision.message)
-            if ask.secret not in names:
+            if ask.secret not in known:
                 return Opened(
                     None, f"no secret {ask.secret} lies in this host's vault: `ringfence vault set {ask.secret}`"
                 )
@@ -171,7 +170,7 @@ class Leases:
         uses = decision.uses
         if uses is not None:
             uses = max(0, uses - self._used.get((attempt, ask.secret), 0))
-        return Granted(replace(ask), decision.rule, until_s, uses, decision.approve)
+        return Granted(ask, decision.rule, until_s, uses, decision.approve)
 
 
 def _refusal(granted: Granted, now_s: float) -> Code:

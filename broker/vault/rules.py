@@ -26,12 +26,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from broker.vault.errors import RulesError
 
 __all__ = ["Ask", "Decision", "Mode", "Rule", "Rules", "decide", "parse"]
 
+_N = TypeVar("_N", int, float)
 Mode = Literal["proxy", "get", "file", "env"]
 _MODES: Final = ("proxy", "get", "file", "env")
 _ANY: Final = ("*",)
@@ -131,7 +132,7 @@ def decide(rules: Rules, ask: Ask) -> Decision:
         missing = _of_job(rule, ask) or _of_way(rule, ask)
         if missing is None:
             return Decision(
-                True, rule.label, "", _least(rule.ttl_s, ask.ttl_s), _least_count(rule.uses, ask.uses), rule.approve
+                True, rule.label, "", _least(rule.ttl_s, ask.ttl_s), _least(rule.uses, ask.uses), rule.approve
             )
         closest = Decision(False, rule.label, f"{rule.label} does not cover {missing}")
     return closest
@@ -162,11 +163,7 @@ def _match(patterns: tuple[str, ...], name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _least(first: float | None, second: float | None) -> float | None:
-    return second if first is None else first if second is None else min(first, second)
-
-
-def _least_count(first: int | None, second: int | None) -> int | None:
+def _least(first: _N | None, second: _N | None) -> _N | None:
     return second if first is None else first if second is None else min(first, second)
 
 

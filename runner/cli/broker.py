@@ -51,7 +51,9 @@ def broker(context: typer.Context, home: HomeOption = None, redis: RedisOption =
     place = site_of(context, home, redis).home
     check_safe(place)
     words = program(place).words
-    os.execve(words[0], words, environment())  # noqa: S606 - becoming the broker is the command's job
+    # Where systemd has put the key, if it keeps it.
+    given = {name: os.environ[name] for name in ("CREDENTIALS_DIRECTORY",) if name in os.environ}
+    os.execve(words[0], words, {**environment(), **given})  # noqa: S606 - becoming the broker is the command's job
 
 
 def program(home: Home) -> Program:

@@ -65,7 +65,7 @@ def preload() -> None:
             getattr(package, name)  # looked up once here, not by every task's import
     for stream in (sys.stdout, sys.stderr):
         # Lines reach the log as they are written, not when the task ends.
-        stream.reconfigure(line_buffering=True, write_through=stream is sys.stderr)  # type: ignore[union-attr]
+        stream.reconfigure(line_buffering=True, write_through=stream is sys.stderr)  # type: ignore[union-attr] # text files of the interpreter
 
 
 def rehearse(payload: dict[str, Json]) -> None:

@@ -196,7 +196,7 @@ def start_round(
     fleet: Fleet, aside: ThreadPoolExecutor, wait: float = 5.0, **chosen: object
 ) -> tuple[Future[list[Receipt]], Command]:
     """Start a selector kill in another thread and return it with its command."""
-    call = aside.submit(lambda: fleet.app.kill(wait=wait, reason="stop", **chosen))  # type: ignore[arg-type]
+    call = aside.submit(lambda: fleet.app.kill(wait=wait, reason="stop", **chosen))  # type: ignore[arg-type] # by name
     return call, wait_until(lambda: fleet.commands(None), "the command on the stream of all")[-1]
 
 

@@ -40,7 +40,7 @@ class Answer:
 
 def card(**facts: object) -> NodeCard:
     """A card with these limits; key and date come later."""
-    return NodeCard(**{"node": "n1", "public": "0" * 64, "level": "A", "not_after_ms": 0, **facts})  # type: ignore[arg-type]
+    return NodeCard(**{"node": "n1", "public": "0" * 64, "level": "A", "not_after_ms": 0, **facts})  # type: ignore[arg-type] # by name
 
 
 def test_a_value_comes_back(fleet: Fleet) -> None:
@@ -123,7 +123,7 @@ def forge_job(fleet: Fleet, job_id: str, node: PaperNode) -> None:
     fleet.store.expire(KEYS.results(job_id), 600)
     names = ["rf_state", "rf_outcome", "rf_outcome_sig"]
     found = fleet.store.hmget(KEYS.job(other.id), names)
-    fleet.store.hset(KEYS.job(job_id), mapping=dict(zip(names, found, strict=True)))  # type: ignore[arg-type]
+    fleet.store.hset(KEYS.job(job_id), mapping=dict(zip(names, found, strict=True)))  # type: ignore[arg-type] # by name
 
 
 def forge_card(fleet: Fleet, job_id: str, node: PaperNode) -> None:
@@ -153,7 +153,7 @@ def forge_node_name(fleet: Fleet, job_id: str, node: PaperNode) -> None:
 def test_attack_20_a_forged_end_is_no_result(fleet: Fleet, forge: object) -> None:
     """Whoever writes the store can't make a result: result() raises, status() says that nothing is verified."""
     node, job = fleet.node("n1"), fleet.app.command(["true"])
-    forge(fleet, job.id, node)  # type: ignore[operator]
+    forge(fleet, job.id, node)  # type: ignore[operator] # by name
     for handle in (job, fleet.app.job(job.id)):
         with pytest.raises(UnverifiedResultError):
             handle.result(timeout=5)
@@ -176,7 +176,7 @@ def test_attack_03_a_node_that_may_not_serve_the_job_signs_nothing(
 ) -> None:
     """A true node of the fleet that pops a foreign lane by hand produces no result, whatever the lane's name says."""
     node = fleet.node("n1", card(**facts))
-    job = fleet.app.command(["true"], **options)  # type: ignore[arg-type]
+    job = fleet.app.command(["true"], **options)  # type: ignore[arg-type] # by name
     node.finish(job.id, value=1)
     fleet.store.hset(KEYS.job(job.id), "origin", "cheap")
     for handle in (job, fleet.app.job(job.id)):

@@ -177,7 +177,7 @@ class Parrot:
 
 def receipt_for(job: Job[None], command: str, node: str, outcome: str = "killed") -> Receipt:
     now = iso(time.time_ns() // 1_000_000)
-    return Receipt(job.id, command, outcome, "killed", now, now, "0" * 32, 1, node, "b00t01234567")  # type: ignore[arg-type]
+    return Receipt(job.id, command, outcome, "killed", now, now, "0" * 32, 1, node, "b00t01234567")  # type: ignore[arg-type] # any outcome
 
 
 @pytest.mark.parametrize("what", ["copied", "other-node", "client", "other-job"])

@@ -233,7 +233,7 @@ def test_twenty_short_jobs_under_restarts_of_the_store(restartable: Fleet, stead
     for _ in range(3):
         old = children(restartable.process.pid)["store"]
         os.kill(old, signal.SIGTERM)
-        wait_until(lambda old=old: store_is_new(restartable, old), "the new store", 30)  # type: ignore[misc]
+        wait_until(lambda old=old: store_is_new(restartable, old), "the new store", 30)  # type: ignore[misc] # late binding
     wait_until(lambda: answers(steady), "the store to answer")
     with ThreadPoolExecutor(1) as pool:
         outcomes = list(pool.map(lambda job: job.outcome(30), jobs))

@@ -128,7 +128,9 @@ def test_the_value_is_nowhere_else(vaulted: Fleet) -> None:
     assert not any(VALUE.encode() in text for text in texts)
     assert VALUE not in vaulted.run("events", "--json").stdout + vaulted.log.read_text()
     if os.geteuid() == 0:
-        assert not holds(daemon(vaulted, "node_agent"), VALUE.encode())
+        agent = daemon(vaulted, "node_agent")
+        assert holds(agent, os.fsencode(vaulted.home)), "the search finds nothing at all"
+        assert not holds(agent, VALUE.encode())
 
 
 def daemon(fleet: Fleet, module: str) -> int:

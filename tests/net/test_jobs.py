@@ -190,7 +190,7 @@ def test_attack_12_loopback_is_refused_unless_policy_spells_it_out(net: Net, ech
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         own = socket.gethostbyname(socket.gethostname())
-        hosts = ["127.0.0.1", "localhost", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "127.0.0.2"]  # noqa: S104
+        hosts = ["127.0.0.1", "localhost", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "127.0.0.2"]  # noqa: S104 - asked for
         for host in {*hosts, own, "169.254.169.254", "[64:ff9b::7f00:1]"}:
             seen = net.run(["true"], [f"{host}:{port}"])
             view = seen.job.status()

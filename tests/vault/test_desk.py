@@ -401,6 +401,7 @@ def test_a_stopped_broker_is_away(own: Stand) -> None:
     scene(work)
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every process; the second phase is an ordinary user")
 def test_vault_21_its_own_user_cannot_look_in(stand: Stand) -> None:
     """Memory, environment and descriptors of the broker are closed to its own uid (which root is not bound by)."""
     assert stand.process is not None
@@ -408,8 +409,8 @@ def test_vault_21_its_own_user_cannot_look_in(stand: Stand) -> None:
     child = os.fork()
     if child == 0:
         signal.alarm(10)
-        if os.geteuid() == 0:
-            os._exit(0 if os.stat(f"/proc/{pid}/mem").st_uid == 0 else 1)
+        # The parent, an ordinary process of the same user, shows that the look itself works.
+        os.close(os.open(f"/proc/{os.getppid()}/environ", os.O_RDONLY))
         opened = 0
         for name in ("mem", "environ", "maps"):
             try:

@@ -315,6 +315,13 @@ def test_the_key_may_come_from_systemd(path: Path, tmp_path: Path) -> None:
         store.put("KEY", b"value")
         with pytest.raises(VaultUsageError, match="outside"):
             store.rotate_host_key()
+    old, new = (folder / "age-key").read_text(), x25519.Identity.generate()
+    (folder / "age-key").write_text(f"{new}\n{old}")
+    with Keystore(path, source) as store:
+        assert store.adopt_host_key() == 1
+    (folder / "age-key").write_text(f"{new}\n")
+    with Keystore(path, source) as store:
+        assert store.get("KEY").value == b"value"
     assert CredentialKey.of({}) is None
 
 

@@ -25,7 +25,7 @@ def look() -> dict[str, object]:
     """Return what a spoilt interpreter would show."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     return {
-        "random": [random.random(), random.SystemRandom().random(), uuid.uuid4().hex, tempfile.mktemp()],  # noqa: S306
+        "random": [random.random(), random.SystemRandom().random(), uuid.uuid4().hex, tempfile.mktemp()],  # noqa: S306 - names
         "names": sorted(set(dir(builtins)) - {"_"}),
         "modules": sorted(name for name in sys.modules if name.startswith("left_") and name != __name__),
         "path": list(sys.path),
