@@ -199,6 +199,10 @@ def _enforceable(spec: JobSpec, host: Enforcement) -> Denial | None:
         return Denial(RefuseReason.UNENFORCEABLE, "tools are not in this version", spec)
     if spec.profile.startswith("reuse="):
         return Denial(RefuseReason.UNENFORCEABLE, "the reuse profile is not in this version", spec)
+    flow = (("after", spec.after), ("unique", spec.unique), ("rate", spec.rate), ("concurrency", spec.concurrency))
+    for name, asked in (*flow, ("schedule", spec.schedule), ("retry.backoff", spec.retry.backoff)):
+        if asked:
+            return Denial(RefuseReason.UNENFORCEABLE, f"{name!r} is not in this version", spec)
     for name in asked_of(spec):
         if name in host.lacks:
             message = f"this host can't enforce {name!r} at level {host.level}: {host.lacks[name]}"

@@ -16,7 +16,8 @@ from runner.grants import Grants
 from runner.wire import grants as forms
 from runner.wire import ids, values
 from runner.wire.errors import ValueTypeError, WireError
-from runner.wire.spec import MAX_ENVELOPE_BYTES, JobSpec, Limits, RetryRule
+from runner.wire.flow import RetryRule
+from runner.wire.spec import MAX_ENVELOPE_BYTES, JobSpec, Limits
 
 __all__ = ["JobOptions", "build", "merged", "parse_tag", "parse_tags"]
 

@@ -12,9 +12,10 @@ from typing import Final
 
 from runner.wire import ids, record
 from runner.wire.errors import RecordError
+from runner.wire.flow import After, Concurrency, Rate, RetryRule, Unique
 from runner.wire.grants import Grants
 
-__all__ = ["MAX_ENVELOPE_BYTES", "JobSpec", "Limits", "RetryRule", "decode", "lane_of", "selectors_of"]
+__all__ = ["MAX_ENVELOPE_BYTES", "JobSpec", "Limits", "decode", "lane_of", "selectors_of"]
 
 #: Largest signed job that a client sends and a node accepts, in bytes (1 MiB).
 MAX_ENVELOPE_BYTES: Final = 1024 * 1024
@@ -35,15 +36,12 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class RetryRule:
-    """How many further attempts may follow a retryable end."""
-
-    count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One job. Exactly one of ``task`` (``module:qualname``) and ``argv`` is set. Times are Unix milliseconds, UTC."""
+    """One job. Exactly one of ``task`` (``module:qualname``) and ``argv`` is set. Times are Unix milliseconds, UTC.
+
+    ``schedule``: this is the template of that schedule, never a job by itself; its occurrences carry it as their origin
+    (attack 4).
+    """
 
     id: str
     tenant: str
@@ -64,12 +62,17 @@ class JobSpec:
     profile: str = "default"
     grants: Grants = Grants()
     limits: Limits = Limits()
-    retry: RetryRule = RetryRule()
+    retry: RetryRule = RetryRule()  # noqa: RUF009 - frozen
     at_most_once: bool = False
     priority: int = 0
     group: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     trace_id: str | None = None
+    after: After | None = None
+    unique: Unique | None = None
+    rate: Rate | None = None
+    concurrency: Concurrency | None = None
+    schedule: str | None = None
     v: int = VERSION
 
     def __post_init__(self) -> None:
@@ -124,10 +127,14 @@ def _check(spec: JobSpec) -> None:
         raise RecordError("a level is A to F", path="min_level")
     if not _PROFILE.fullmatch(spec.profile):
         raise RecordError("a profile is default, fresh or reuse=N", path="profile")
-    if not 0 <= spec.retry.count <= 1000 or not -1000 <= spec.priority <= 1000:
-        raise RecordError("retries are 0 to 1000, a priority -1000 to 1000", path="retry")
+    if not -1000 <= spec.priority <= 1000:
+        raise RecordError("a priority is -1000 to 1000", path="priority")
     if spec.not_after_ms <= spec.not_before_ms:
         raise RecordError("not_after must be later than not_before", path="not_after_ms")
+    if spec.after is not None and any(ids.tenant_of(job) != spec.tenant or job == spec.id for job in spec.after.jobs):
+        raise RecordError("a job waits for other jobs of its own tenant", path="after.jobs")
+    if spec.schedule is not None:
+        ids.check_name(spec.schedule, "schedule")
 
 
 def _check_work(spec: JobSpec) -> None:

@@ -12,8 +12,9 @@ from runner.wire import record
 from runner.wire import spec as specs
 from runner.wire.card import TrustedKey
 from runner.wire.envelope import Domain
+from runner.wire.flow import RetryRule
 from runner.wire.grants import Grants, NetGrant, PathGrant, SecretGrant
-from runner.wire.spec import JobSpec, RetryRule
+from runner.wire.spec import JobSpec
 from tests.agent.build import envelope, job, signer
 
 KEY = signer()

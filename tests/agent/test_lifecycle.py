@@ -6,7 +6,7 @@ import pytest
 
 from node_agent.containment.plan import Verdict
 from node_agent.lifecycle import Ending, conclude, may_retry
-from runner.wire.spec import RetryRule
+from runner.wire.flow import RetryRule
 from runner.wire.states import END_STATES, FailReason, State, may_move, retryable
 from tests.agent.build import job
 

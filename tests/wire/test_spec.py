@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from runner.wire import ids, record, spec
 from runner.wire.errors import WireError
+from runner.wire.flow import After, Backoff, Concurrency, Rate, RetryRule, Unique
 from runner.wire.grants import Grants, NetGrant, PathGrant, SecretGrant
-from runner.wire.spec import JobSpec, Limits, RetryRule
+from runner.wire.spec import JobSpec, Limits
 from tests.wire.test_codec import PLAIN, TEXT
 
 NAME = st.text(string.ascii_lowercase, min_size=1, max_size=5)
@@ -104,8 +105,9 @@ def test_attack_22_selectors_follow_from_the_signed_job(job: JobSpec) -> None:
         {"min_level": ""},
         {"profile": "reuse=0"},
         {"profile": "any"},
-        {"retry": RetryRule(-1)},
-        {"retry": RetryRule(1001)},
+        {"after": After(("other-01arz3ndektsv4rrffq69g5fav",))},
+        {"after": After((GOOD.id,))},
+        {"schedule": "a b"},
         {"priority": 1001},
         {"not_after_ms": 1},
         {"labels": {"a": ""}},
@@ -125,11 +127,37 @@ def test_a_job_out_of_grammar_does_not_exist(change: dict[str, object]) -> None:
         replace(GOOD, **change)  # type: ignore[arg-type]  # wrong on purpose
     plain = record.encode(GOOD)
     for name, value in change.items():
-        plain[name] = record.encode(value) if isinstance(value, RetryRule) else value
+        plain[name] = record.encode(value) if isinstance(value, After) else value
     with pytest.raises(WireError):
         record.decode(
             JobSpec, {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
         )
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (RetryRule, {"count": -1}),
+        (RetryRule, {"count": 1001}),
+        (Backoff, {"delay_s": -1.0}),
+        (Backoff, {"delay_s": 1.0, "factor": 0.5}),
+        (Backoff, {"delay_s": 1.0, "jitter": 1.5}),
+        (After, {"jobs": []}),
+        (After, {"jobs": ["a b"]}),
+        (RetryRule, {"retry_on": ["A b"]}),
+        (Unique, {"key": ""}),
+        (Unique, {"key": "a b"}),
+        (Unique, {"key": "a", "until": "ttl"}),
+        (Unique, {"key": "a", "until": "never"}),
+        (Rate, {"key": "a", "count": 0, "period_s": 1.0}),
+        (Rate, {"key": "a", "count": 1, "period_s": 0.0}),
+        (Concurrency, {"key": "a", "count": 0}),
+    ],
+)
+def test_a_flow_rule_out_of_bounds_does_not_exist(kind: type[object], fields: dict[str, object]) -> None:
+    """Counts, spans and keys are checked when they are read."""
+    with pytest.raises(WireError):
+        record.decode(kind, fields)
 
 
 def test_a_job_is_bounded() -> None:

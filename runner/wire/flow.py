@@ -1,0 +1,131 @@
+"""Flow rules of one job, as they are signed: retries, dependencies, unique names, rate and concurrency limits.
+
+Called by the client (builds them), the scripts' callers (hints of the hash) and admission (compares hints with what was
+signed). Must never name a key of another tenant: every name here lives below its job's tenant (attack 56).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from runner.wire import ids
+from runner.wire.errors import RecordError
+
+__all__ = ["MAX_AFTER", "MAX_RETRIES", "After", "Backoff", "Concurrency", "Rate", "RetryRule", "Unique"]
+
+#: Most further attempts of one job, and most jobs that one job may wait for.
+MAX_RETRIES: Final = 1000
+MAX_AFTER: Final = 1000
+_MAX_SPAN_S: Final = 366 * 86_400.0
+_MAX_COUNT: Final = 1_000_000
+_MAX_FACTOR: Final = 100
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_REASON: Final = re.compile(r"[a-z_]{1,32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """The wait before attempt ``n + 1``: ``min(max_delay_s, delay_s * factor ** (n - 1))``, in seconds.
+
+    A random share of up to ``jitter`` (0 to 1) is taken off.
+    """
+
+    delay_s: float
+    factor: float = 2.0
+    max_delay_s: float = 3600.0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.delay_s <= _MAX_SPAN_S and 0 <= self.max_delay_s <= _MAX_SPAN_S):
+            raise RecordError("a delay is 0 to 366 days, in seconds", path="retry.backoff")
+        if not 1 <= self.factor <= _MAX_FACTOR or not 0 <= self.jitter <= 1:
+            raise RecordError(f"a factor is 1 to {_MAX_FACTOR}, a jitter 0 to 1", path="retry.backoff")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRule:
+    """How many further attempts may follow a retryable end; without ``backoff`` at once, at the head of the lane.
+
+    ``retry_on``: only after these reasons (None: every retryable one); ``never_on`` wins over it. A kill or a refusal
+    is never retried.
+    """
+
+    count: int = 0
+    backoff: Backoff | None = None
+    retry_on: tuple[str, ...] | None = None
+    never_on: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.count <= MAX_RETRIES:
+            raise RecordError(f"retries are 0 to {MAX_RETRIES}", path="retry.count")
+        for reason in (*(self.retry_on or ()), *(self.never_on or ())):
+            if not _REASON.fullmatch(reason):
+                raise RecordError("a reason is lower-case letters and _", path="retry.retry_on")
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Jobs of the same tenant that must have ended first.
+
+    If one of them did not finish, this job is refused, or with ``failed`` = run it runs all the same.
+    """
+
+    jobs: tuple[str, ...]
+    failed: Literal["refuse", "run"] = "refuse"
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.jobs) <= MAX_AFTER or len(set(self.jobs)) != len(self.jobs):
+            raise RecordError(f"a job waits for 1 to {MAX_AFTER} other jobs", path="after.jobs")
+        for job in self.jobs:
+            ids.check_job_id(job)
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """At most one job of a tenant holds ``key``: until it starts, until it ends, or for ``ttl_s`` whatever happens.
+
+    ``ttl_s`` 0 = the job's own not_after bounds the hold, so that no key is left behind.
+    """
+
+    key: str
+    until: Literal["start", "end", "ttl"] = "end"
+    ttl_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_key(self.key, "unique.key")
+        if not 0 <= self.ttl_s <= _MAX_SPAN_S or (self.until == "ttl" and self.ttl_s <= 0):
+            raise RecordError("until = ttl needs ttl_s: a positive number of seconds", path="unique.ttl_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most ``count`` starts in any ``period_s`` seconds among the tenant's jobs with this ``key``."""
+
+    key: str
+    count: int
+    period_s: float
+
+    def __post_init__(self) -> None:
+        _check_key(self.key, "rate.key")
+        if not 1 <= self.count <= _MAX_COUNT or not 0 < self.period_s <= _MAX_SPAN_S:
+            raise RecordError("a rate is 1 to 1,000,000 starts in up to 366 days", path="rate.count")
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """At most ``count`` of the tenant's jobs with this ``key`` hold a slot at a time, in the whole fleet."""
+
+    key: str
+    count: int
+
+    def __post_init__(self) -> None:
+        _check_key(self.key, "concurrency.key")
+        if not 1 <= self.count <= _MAX_COUNT:
+            raise RecordError("a concurrency limit is 1 to 1,000,000", path="concurrency.count")
+
+
+def _check_key(key: str, path: str) -> None:
+    if not _KEY.fullmatch(key):
+        raise RecordError("a key is 1 to 128 printable ASCII characters without spaces", path=path)
