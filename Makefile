@@ -2,11 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo-env demo test check format bench endurance lock clean
+.PHONY: help env demo-env demo test check format bench endurance units lock clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
-CODE := $(wildcard runner node_agent broker tests examples)
+CODE := $(wildcard runner node_agent broker deploy tests examples)
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -38,8 +38,12 @@ format: env ## rewrite the sources in the project's format
 bench: env ## throughput and latency against stock rq, measured in one run
 	@$(BIN)/python tests/bench/main.py
 
-endurance: env ## 500 kills of hostile trees, 200 agents killed, 5,000 jobs on 64 slots: survivors, leaks and times
+endurance: env ## 500 kills of hostile trees, 250 agents killed, 5,000 jobs on 64 slots: survivors, leaks and times
 	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -p no:cacheprovider -m endurance tests/security
+	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -p no:cacheprovider -k crash_at_this_step tests/e2e/test_crash.py
+
+units: env ## systemd units of this host into build/units (OPTIONS="--home DIR --name NODE --user USER")
+	@$(BIN)/python -m deploy.units --out build/units $(OPTIONS)
 
 lock: ## the locked requirements anew, from pyproject.toml and requirements/*.in
 	@requirements/environment .cache/lock requirements/lock.txt

@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Final, Literal
 
 from broker.vault.peer import peer_uid
+from broker.vault.sockets import CONTROL
 
 __all__ = ["ANSWER_S", "CONTROL", "BrokerAway", "BrokerClient", "LeaseAsk", "LeaseRefused", "SecretAsk"]
 
-#: The agents' socket, below the home's folder of sockets.
-CONTROL: Final = "broker"
 #: Longest wait for one answer.
 ANSWER_S: Final = 2.0
 RETRY_S: Final = 0.2
+_FULL_S: Final = 0.01
+#: What is left of ANSWER_S for a question that had to wait for others that were answered.
+_LEAST_ANSWER_S: Final = 0.5
 _MAX_REPLY_BYTES: Final = 64 * 1024
 
 
@@ -36,7 +38,11 @@ class BrokerAway(Exception):
 
 
 class LeaseRefused(Exception):
-    """The broker does not give these secrets; the message is for the operator."""
+    """The broker does not give these secrets; the message is for the operator. ``foreign``: sealed for another job."""
+
+    def __init__(self, message: str, *, foreign: bool = False) -> None:
+        super().__init__(message)
+        self.foreign = foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +68,27 @@ class LeaseAsk:
     command: str | None
     tags: Mapping[str, str]
     secrets: Sequence[SecretAsk]
+    #: The signed job's sealed values: place → ciphertext.
+    sealed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Held:
-    """A live lease's record and our copies of its descriptors."""
+    """A live lease's records and our copies of its descriptors, which go with the first."""
 
     record: bytes
     fds: tuple[int, ...]
+    more: tuple[bytes, ...] = ()
+    #: Our copy of the broker's end of the egress process's line.
+    proxy: int | None = None
+    #: Our copy of the listener on the job's own loopback.
+    service: int | None = None
 
     def close(self) -> None:
-        for fd in self.fds:
-            with suppress(OSError):
-                os.close(fd)
+        for fd in (*self.fds, self.proxy, self.service):
+            if fd is not None:
+                with suppress(OSError):
+                    os.close(fd)
 
 
 @dataclass(slots=True)
@@ -82,6 +96,8 @@ class BrokerClient:
     """One connection, made when it is needed and made again when it is lost. ``start``, then ``stop``."""
 
     path: Path
+    #: The last question got no answer.
+    away: bool = False
     _socket: socket.socket | None = None
     _held: dict[str, _Held] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -133,36 +149,75 @@ class BrokerClient:
             "command": ask.command,
             "tags": dict(ask.tags),
             "asks": secrets,
+            "sealed": len(ask.sealed),
         }
-        held = _Held(json.dumps(order, separators=(",", ":")).encode(), tuple(os.dup(fd) for fd in fds))
+        more = tuple(
+            json.dumps({"op": "sealed", "attempt": ask.attempt, "place": place, "data": text}).encode()
+            for place, text in ask.sealed.items()
+        )
+        held = _Held(json.dumps(order, separators=(",", ":")).encode(), tuple(os.dup(fd) for fd in fds), more)
         try:
-            reply = await self._ask(held.record, held.fds)
+            reply = _granted(await self._ask(held.record, held.fds))
         except BaseException:
             held.close()
             raise
-        if not reply.get("ok"):
-            held.close()
-            raise LeaseRefused(str(reply.get("message") or reply.get("err")))
         self._held[ask.attempt] = held
+        try:
+            for record in held.more:
+                _granted(await self._ask(record, ()))
+        except BaseException:
+            await self.close(ask.attempt)
+            raise
         pending = reply.get("pending")
         return tuple(str(name) for name in pending) if isinstance(pending, list) else ()
 
     async def streams(self, attempt: str, fds: Sequence[int]) -> None:
-        """Have a job's output scrubbed: the job's two read ends and our two write ends; the caller's stay its own.
+        """Have a job's output scrubbed: the job's two read ends, our two write ends, and the alarm's write end.
+
+        The caller's stay its own.
 
         Raises:
             BrokerAway, LeaseRefused.
         """
         await self._order({"op": "streams", "attempt": attempt}, fds)
 
-    async def clean(self, attempt: str, source: int, target: int) -> None:
-        """Copy a file (a result) without the attempt's values. Raises BrokerAway, LeaseRefused."""
-        await self._order({"op": "file", "attempt": attempt}, (source, target))
+    async def proxy(self, attempt: str, end: int) -> None:
+        """Give the broker its end of the egress process's line for an attempt, in place of an earlier one.
 
-    async def _order(self, order: Mapping[str, object], fds: Sequence[int]) -> None:
-        reply = await self._ask(json.dumps(order).encode(), fds)
-        if not reply.get("ok"):
-            raise LeaseRefused(str(reply.get("message") or reply.get("err")))
+        ``end`` stays the caller's; a copy is held for the broker's next start. Raises BrokerAway, LeaseRefused.
+        """
+        held = self._held.get(attempt)
+        if held is None:
+            raise LeaseRefused(f"{attempt} has no lease")
+        old, held.proxy = held.proxy, os.dup(end)
+        if old is not None:
+            os.close(old)
+        await self._order(_proxy_order(attempt), (held.proxy,))
+
+    async def service(self, attempt: str, listener: int) -> None:
+        """Have the broker serve an attempt on a listener of the job's own loopback; the rest as for `proxy`."""
+        held = self._held.get(attempt)
+        if held is None:
+            raise LeaseRefused(f"{attempt} has no lease")
+        held.service = os.dup(listener)
+        await self._order(_service_order(attempt), (held.service,))
+
+    async def clean(self, attempt: str, source: int, target: int) -> dict[str, bool]:
+        """Copy a file (a result) without the attempt's values; returns the secrets that it held (name: kill).
+
+        Raises:
+            BrokerAway, LeaseRefused.
+        """
+        leaked = (await self._order({"op": "file", "attempt": attempt}, (source, target))).get("leaked")
+        return {str(name): kill is True for name, kill in leaked.items()} if isinstance(leaked, dict) else {}
+
+    async def decide(self, attempt: str, name: str, *, approved: bool, by: str) -> None:
+        """Hand a person's decision on a waiting secret over. Raises BrokerAway, LeaseRefused: nothing waits there."""
+        op = "approve" if approved else "deny"
+        await self._order({"op": op, "attempt": attempt, "name": name, "by": by}, ())
+
+    async def _order(self, order: Mapping[str, object], fds: Sequence[int]) -> dict[str, object]:
+        return _granted(await self._ask(json.dumps(order).encode(), fds))
 
     async def close(self, attempt: str) -> None:
         """End a lease. Never raises: without a broker there is none."""
@@ -174,21 +229,45 @@ class BrokerClient:
             channel.shutdown(socket.SHUT_RDWR)
         held.close()
         with suppress(BrokerAway):
-            await self._ask(json.dumps({"op": "close", "attempt": attempt}).encode(), ())
+            await self._ask(json.dumps({"op": "close", "attempt": attempt}).encode(), (), hopeful=False)
 
-    async def _ask(self, record: bytes, fds: Sequence[int]) -> dict[str, object]:
+    async def _ask(self, record: bytes, fds: Sequence[int], *, hopeful: bool = True) -> dict[str, object]:
+        """Return the answer. ``hopeful`` False: not worth a wait if the last question got none."""
+        until_s = asyncio.get_running_loop().time() + ANSWER_S
         async with self._lock:
             try:
-                return await asyncio.wait_for(self._exchange(record, fds), ANSWER_S)
+                # Who waited for somebody else's answer has waited for the broker.
+                left_s = until_s - asyncio.get_running_loop().time()
+                if self.away and (left_s <= 0 or not hopeful):
+                    raise TimeoutError  # noqa: TRY301 - the same end as a wait of our own
+                # Not wait_for: before Python 3.12 it can swallow the cancellation of whoever waits here.
+                async with asyncio.timeout(max(left_s, _LEAST_ANSWER_S)):
+                    reply = await self._exchange(record, fds)
             except (OSError, ValueError, TimeoutError) as error:
+                self.away = True
                 self._drop()
                 raise BrokerAway(f"no broker answers on {self.path} ({type(error).__name__})") from None
+            except BaseException:
+                # The answer that is under way would be taken for the next question's.
+                self._drop()
+                raise
+            self.away = False
+            return reply
 
     async def _exchange(self, record: bytes, fds: Sequence[int]) -> dict[str, object]:
         if self._socket is None:
-            self._socket = self._connect()
-            for held in self._held.values():
+            self._socket = await self._connected()
+            for attempt, held in list(self._held.items()):
+                if self._held.get(attempt) is not held:
+                    # Closed while we waited for an answer, and its descriptors with it.
+                    continue
                 await self._roundtrip(self._socket, held.record, held.fds)
+                for more in held.more:
+                    await self._roundtrip(self._socket, more, ())
+                if held.proxy is not None:
+                    await self._roundtrip(self._socket, json.dumps(_proxy_order(attempt)).encode(), (held.proxy,))
+                if held.service is not None:
+                    await self._roundtrip(self._socket, json.dumps(_service_order(attempt)).encode(), (held.service,))
         return await self._roundtrip(self._socket, record, fds)
 
     async def _roundtrip(self, line: socket.socket, record: bytes, fds: Sequence[int]) -> dict[str, object]:
@@ -198,6 +277,14 @@ class BrokerClient:
         if not isinstance(reply, dict):
             raise ValueError("no reply")  # noqa: TRY004 - the same fault as text that is no JSON
         return reply
+
+    async def _connected(self) -> socket.socket:
+        while True:
+            try:
+                return self._connect()
+            except BlockingIOError:
+                # So many wait at the door that it takes no more just now.
+                await asyncio.sleep(_FULL_S)
 
     def _connect(self) -> socket.socket:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -230,6 +317,21 @@ class BrokerClient:
                 async with self._lock:
                     self._drop()
                 await self.ping()
+
+
+def _proxy_order(attempt: str) -> dict[str, object]:
+    return {"op": "proxy", "attempt": attempt}
+
+
+def _service_order(attempt: str) -> dict[str, object]:
+    return {"op": "service", "attempt": attempt}
+
+
+def _granted(reply: dict[str, object]) -> dict[str, object]:
+    """Return a reply that says yes. Raises LeaseRefused."""
+    if not reply.get("ok"):
+        raise LeaseRefused(str(reply.get("message") or reply.get("err")), foreign=reply.get("err") == "foreign")
+    return reply
 
 
 def _ended(line: socket.socket) -> bool:

@@ -1,7 +1,8 @@
-"""Port: runner.errors. `python -I -m node_agent`: one node agent in the foreground.
+"""Port: runner.errors. `python -I -m node_agent`: one node agent in the foreground, or with `scheduler` a scheduler.
 
-Started by `ringfence agent`, `ringfence up` and systemd. The only place of this package that configures logging and
-reads flags. Must never start from a package that is not the distribution's, nor print a store URL with its password.
+Started by `ringfence agent`, `ringfence scheduler`, `ringfence up` and systemd. The only place of this package that
+configures logging and takes a command line. Must never start from a package that is not the distribution's, nor print a
+store URL with its password.
 
 Exit status: 0 stopped on request, 75 ended by a fault that a restart may cure, 78 a set-up that needs an operator.
 """
@@ -20,6 +21,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from node_agent import scheduler_daemon
 from node_agent.agent import serve
 from node_agent.errors import NodeError
 from node_agent.settings import AgentSettings
@@ -38,8 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
     # At level B the kernel counts descriptors in flight per user, jobs' too, against the sender's own soft limit.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    words = sys.argv[1:] if arguments is None else arguments
     try:
         _check_packages()
+        if words[:1] == ["scheduler"]:
+            return scheduler_daemon.main(words[1:])
         return asyncio.run(serve(_settings(arguments)))
     except (NodeError, RingfenceError) as error:
         sys.stderr.write(f"ringfence: agent: {error}\n")

@@ -16,12 +16,13 @@ from typing import Final
 from node_agent import policy as policies
 from node_agent.policy import Policy
 from runner import signing
+from runner.wire import schedule as schedules
 from runner.wire import spec as specs
 from runner.wire.card import TrustedKey
-from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
 from runner.wire.spec import JobSpec
 from runner.wire.states import RefuseReason
+from runner.wire.times import iso
 
 __all__ = ["Admitted", "Denial", "Enforcement", "Offer", "Rules", "admit", "asked_of"]
 
@@ -33,13 +34,18 @@ _LEVELS: Final = ("A", "B", "C", "D", "E", "F")
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a claim brought: the received bytes, and where the store says they belong."""
+    """What a claim brought: the received bytes, where the store says they belong, and the limits it applied.
+
+    ``occurrence``: the bytes are a signed schedule's, and the job is that of this due time (Unix ms).
+    """
 
     job_id: str
     lane: str
     attempt: int
     envelope: bytes
     signature: str
+    flow: str = ""
+    occurrence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +112,14 @@ def admit(offer: Offer, rules: Rules, ledger: Callable[[str, int], str], now_ms:
         or _time(spec, now_ms)
         or _replay(offer, spec, ledger)
         or _place(spec, rules)
+        or _secrets(spec)
     )
     if denial is not None:
         return denial
     decision = policies.decide(rules.policy, spec, key.id)
     if not decision.allowed:
         return Denial(RefuseReason.POLICY, decision.message, spec)
-    denial = _task(spec, rules) or _enforceable(spec, rules.enforcement) or _secrets(spec)
+    denial = _task(spec, rules) or _enforceable(spec, rules.enforcement)
     return denial if denial is not None else Admitted(spec, key.id, decision.rule, decision.net)
 
 
@@ -123,10 +130,11 @@ def _verified(offer: Offer, rules: Rules) -> tuple[TrustedKey, JobSpec] | Denial
         what = "revoked" if key is not None else "not in this node's trust.toml"
         fix = f"`ringfence keys trust` on node {rules.node} adds a key"
         return Denial(RefuseReason.UNKNOWN_KEY, f"the job is signed by key {key_id[:16]!r}, which is {what}; {fix}")
-    if not signing.verify(key.public, Domain.JOB, offer.envelope, offer.signature):
+    if not signing.verify(key.public, schedules.domain_of(offer.occurrence), offer.envelope, offer.signature):
         return Denial(RefuseReason.BAD_SIGNATURE, "the signature does not cover the received bytes: changed")
     try:
-        return key, specs.decode(offer.envelope)
+        # Nobody but the client signed an occurrence: it is worked out again here (attack 4).
+        return key, schedules.job_of(offer.envelope, offer.occurrence)
     except WireError as error:
         return Denial(RefuseReason.BAD_HASH, f"the signed job is no valid record: {error}")
 
@@ -135,6 +143,10 @@ def _bound(offer: Offer, spec: JobSpec) -> Denial | None:
     """The signature binds id and lane: a valid envelope moved to another job or queue is a forgery."""
     if spec.id != offer.job_id or specs.lane_of(spec) != offer.lane:
         return Denial(RefuseReason.BAD_SIGNATURE, "the signed job belongs to another id or queue", spec)
+    if specs.flow_of(spec) != offer.flow:
+        # Names, rates and places were taken under what the hash said (attacks 22, 56).
+        message = "the stored unique name, rate or concurrency limit is not the signed one: enqueue the job again"
+        return Denial(RefuseReason.BAD_HASH, message, spec)
     return None
 
 
@@ -153,6 +165,12 @@ def _rights(key: TrustedKey, spec: JobSpec) -> Denial | None:
 def _time(spec: JobSpec, now_ms: int) -> Denial | None:
     if now_ms > spec.not_after_ms + CLOCK_SLACK_MS:
         return Denial(RefuseReason.REPLAYED, "the signed job's time is over (not_after); enqueue it again", spec)
+    if now_ms < spec.not_before_ms - CLOCK_SLACK_MS:
+        message = (
+            f"the signed job may not start before {iso(spec.not_before_ms)} and this node's clock says {iso(now_ms)}: "
+            "a clock is wrong, or the store handed it out too early; check the clocks, then enqueue it again"
+        )
+        return Denial(RefuseReason.BAD_HASH, message, spec)
     return None
 
 
@@ -199,11 +217,7 @@ def _enforceable(spec: JobSpec, host: Enforcement) -> Denial | None:
         return Denial(RefuseReason.UNENFORCEABLE, "tools are not in this version", spec)
     if spec.profile.startswith("reuse="):
         return Denial(RefuseReason.UNENFORCEABLE, "the reuse profile is not in this version", spec)
-    flow = (("after", spec.after), ("unique", spec.unique), ("rate", spec.rate), ("concurrency", spec.concurrency))
-    for name, asked in (*flow, ("schedule", spec.schedule), ("retry.backoff", spec.retry.backoff)):
-        if asked:
-            return Denial(RefuseReason.UNENFORCEABLE, f"{name!r} is not in this version", spec)
-    for name in asked_of(spec):
+    for name in asked_of(spec) if host.lacks else ():
         if name in host.lacks:
             message = f"this host can't enforce {name!r} at level {host.level}: {host.lacks[name]}"
             return Denial(RefuseReason.UNENFORCEABLE, f"{message}; `ringfence doctor` on the node prints the fix", spec)
@@ -223,22 +237,23 @@ def asked_of(spec: JobSpec) -> tuple[str, ...]:
     asked = (
         ("read", any(path.mode == "read" for path in grants.paths)),
         ("write", any(path.mode == "write" for path in grants.paths)),
-        ("net HOST:PORT", bool(grants.net)),
-        ("net none", not grants.net),
-        ("secrets", bool(grants.secrets)),
+        ("net HOST:PORT", bool(grants.reach)),
+        ("net none", not grants.reach),
+        ("secrets", spec.needs_broker),
         ("memory", grants.memory_bytes is not None),
         ("cpu", grants.cpus is not None),
         ("pids", grants.pids is not None),
         ("disk", grants.disk_bytes is not None),
         ("no exec", grants.no_exec),
+        ("service", grants.service),
     )
     return tuple(name for name, is_asked in asked if is_asked)
 
 
 def _secrets(spec: JobSpec) -> Denial | None:
-    """What a broker of this version does not do; whether there is one at all is asked before the start."""
-    names = ", ".join(secret.name for secret in spec.grants.secrets if secret.mode == "proxy")
-    if not names:
-        return None
-    message = f"the job asks for {names} by proxy, which is not in this version; get, file and env are"
-    return Denial(RefuseReason.BROKER_UNAVAILABLE, message, spec)
+    """A proxied secret goes to one host; whether there is a broker at all is asked before the start."""
+    try:
+        spec.grants.keyed  # noqa: B018 - raises for what names no host
+    except WireError as error:
+        return Denial(RefuseReason.BAD_HASH, str(error), spec)
+    return None

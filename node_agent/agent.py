@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 #: Wait before the next boot after this one was declared dead or its zygote ended, in seconds.
 _REBOOT_S: Final = 0.05
 _STORE_TIMEOUT_S: Final = 10.0
+#: A job's objects go with their last reference; what is left for the collector is little.
+GC_THRESHOLDS: Final = (10_000, 20, 50)
 
 
 async def serve(settings: AgentSettings) -> int:
@@ -66,6 +69,7 @@ async def _boot(ground: Ground, url: str, stop: asyncio.Event) -> None:
         stack.push_async_callback(session.stop)
         try:
             await session.start()
+            _settle_heap()
             await session.run(stop)
         except StoreAwayError as error:
             log.warning("the store is away, trying again", extra={"error": str(error)})
@@ -74,6 +78,14 @@ async def _boot(ground: Ground, url: str, stop: asyncio.Event) -> None:
         except LeaseLostError as error:
             log.warning("this agent start is over, beginning a new one", extra={"reason": str(error)})
             await asyncio.sleep(_REBOOT_S)
+
+
+def _settle_heap() -> None:
+    """Have the collector look at what jobs leave, not again and again at what stands for the boot's whole life."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _connect(url: str) -> Redis:

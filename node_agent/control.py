@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from node_agent.admission import Rules
+from node_agent.deciding import Decider
 from node_agent.errors import StoreAwayError
 from node_agent.lanes import Lanes
 from node_agent.mail import Mail
@@ -41,7 +42,13 @@ log = logging.getLogger(__name__)
 _BLOCK_MS: Final = 1000
 _COUNT: Final = 32
 #: Who may stop a job may also make it stand still, and let it go on.
-_RIGHTS: Final = {"kill": {"kill"}, "pause": {"kill", "operate"}, "resume": {"kill", "operate"}}
+_RIGHTS: Final = {
+    "kill": {"kill"},
+    "pause": {"kill", "operate"},
+    "resume": {"kill", "operate"},
+    "approve": {"operate"},
+    "deny": {"operate"},
+}
 BACKOFF_S: Final = (0.05, 2.0)
 #: How long a command waits for a claim that the store shows but the turn's answer has not brought yet, in seconds.
 _CLAIM_WAIT_S: Final = 2.0
@@ -68,6 +75,7 @@ class Control:
         notary: Notary,
         rules: Rules,
         sequences: Sequences,
+        decider: Decider,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -79,6 +87,7 @@ class Control:
         self._rules = rules
         self._sequences = sequences
         self._pauser = Pauser(notary, mail)
+        self._decider = decider
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[tuple[str, str]] = set()
         self._again = True
@@ -178,12 +187,19 @@ class Control:
         # The signed word says what is to be done; where the entry stands must agree with it.
         if key is None or (command.op == "kill") == (why == b"pause"):
             log.warning("command refused", extra={"command": command.id, "job": job})
+        elif command.op in ("approve", "deny"):
+            await self._decide(command, key)
         elif command.op != "kill":
             await self._hold(command, key)
         elif not named:
             await self._cut(command, key)
         elif command.selector.kind == "job" and command.selector.value == job and _covers(key, ids.tenant_of(job)):
             await self._kill(command, job, removed=why == b"removed")
+
+    async def _decide(self, command: Command, key: TrustedKey) -> None:
+        job = command.selector.value
+        if _covers(key, ids.tenant_of(job)):
+            await self._decider.decide(command, key.id, self._supervisor.find(job) or await self._arriving(job))
 
     async def _hold(self, command: Command, key: TrustedKey) -> None:
         """Pause or resume what runs here and is hit; answer for each, and a selector with the count."""

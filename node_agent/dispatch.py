@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from node_agent.errors import LeaseLostError, StoreAwayError
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 #: First and longest wait after the store did not answer, in seconds.
 BACKOFF_S: Final = (0.05, 2.0)
 #: A start mark waits so long for the turn of another mark or end, in seconds: short jobs then take one turn, not two.
-MARK_S: Final = 0.01
+MARK_S: Final = 0.02
 #: While more than CROWD other attempts run, turns follow each other at this distance, in seconds: the cores have work,
 #: and one turn for several ends costs less than one each. A lone end, or one that somebody waits for, goes at once.
-COMPANY_S: Final = 0.01
-CROWD: Final = 2 * (os.cpu_count() or 1) - 1
+COMPANY_S: Final = 0.02
+CROWD: Final = os.cpu_count() or 1
 #: How often new lanes are looked for while the known ones hold work, in seconds.
 LOOK_S: Final = 1.0
 
@@ -71,6 +71,7 @@ class Dispatcher:
     """Slots, pending finishes and starts of one boot.
 
     ``lanes``: the lanes to claim from, best first. ``fit``: whether this boot may run jobs now (its lease stands).
+    ``learn`` gets every lane there is when a turn found new ones.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Dispatcher:
         lanes: Callable[[], tuple[str, ...]],
         lost: Callable[[], None],
         fit: Callable[[], bool] = lambda: True,
+        learn: Callable[[Sequence[str]], object] = lambda _: None,
     ) -> None:
         self._store = store
         self._free = set(range(slots))
@@ -87,6 +89,7 @@ class Dispatcher:
         self._lanes = lanes
         self._lost = lost
         self._fit = fit
+        self._learn = learn
         self._finishes: list[Finish] = []
         self._starts: list[Start] = []
         self._stirred = asyncio.Event()
@@ -203,6 +206,8 @@ class Dispatcher:
 
     def _apply(self, turn: Turn, reply: TurnReply) -> None:
         crew = self._need_crew()
+        if reply.lanes:
+            self._learn(reply.lanes)
         self._note_work(turn, reply)
         self._free -= {claim.slot for claim in reply.claims}
         for finish, answer in zip(turn.finishes, reply.finishes, strict=True):
@@ -220,7 +225,8 @@ class Dispatcher:
         if reply.lost:
             self._lost()
             raise LeaseLostError("the store knows no lease of this agent start")
-        if self._work and self._free:
+        # What became free meanwhile has its own time: an end that came during the turn waits for company, too.
+        if self._work and not self._free.isdisjoint(turn.free):
             self._stirred.set()
 
     def _note_work(self, turn: Turn, reply: TurnReply) -> None:

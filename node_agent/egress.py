@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from broker.egress.errors import BadRequestError
-from broker.egress.orders import MAX_RECORD_BYTES, MAX_RULES, dump_rules
-from broker.egress.rules import LOCAL_NAMES, Destination, Rules, canonical
-from node_agent.errors import EgressAwayError, EgressError, EgressMissingError, EgressRefusedError
+from broker.egress.orders import MAX_RECORD_BYTES, dump_authority, dump_rules
+from broker.egress.rules import Rules
+from node_agent.errors import EgressAwayError, EgressMissingError, EgressRefusedError, NodeError
+from node_agent.keyline import KeyLine
+from node_agent.reach import rules_of
 from runner.wire import codec
 from runner.wire.codec import Json
 from runner.wire.errors import WireError
@@ -36,8 +37,6 @@ SOCKET_NAME: Final = "egress.sock"
 #: Longest wait for an egress process that is restarted just now.
 WAIT_S: Final = 2.0
 _PAUSE_S: Final = 0.05
-#: Leaves room for what else an order says.
-_MAX_RULES_BYTES: Final = MAX_RECORD_BYTES - 1024
 _STEP: Final = "start it: `ringfence egress` on this node, with the agent's --home"
 
 
@@ -59,6 +58,7 @@ class Door:
     rules: Rules
     ends: tuple[int, int] | None
     _egress: Egress
+    keys: KeyLine | None = None
 
     def close(self) -> None:
         """Close the door at once. Idempotent."""
@@ -66,30 +66,9 @@ class Door:
             for fd in self.ends:
                 os.close(fd)
             self.ends = None
+            if self.keys is not None:
+                self.keys.close()
             self._egress.closed(self)
-
-
-def rules_of(net: Sequence[NetGrant], named: Iterable[str], never: Iterable[tuple[str, int]]) -> Rules:
-    """Return the rules of one attempt. ``named``: what the policy rule lists; its patterns name no address.
-
-    Raises:
-        EgressRefusedError: a grant is no destination, or they are too many.
-    """
-    try:
-        granted = frozenset(canonical(grant.host, grant.port) for grant in net)
-    except BadRequestError as error:
-        raise EgressRefusedError(f"a net grant is not understood: {error}") from None
-    ports = {each.port for each in granted}
-    spelt = [each for each in map(_spelt, named) if each is not None and each.port in ports]
-    own = [each for each in (_spelt(f"{host}:{port}", any_name=True) for host, port in never) if each is not None]
-    if max(len(granted), len(own)) > MAX_RULES:
-        raise EgressRefusedError(f"a job may have {MAX_RULES} net grants")
-    rules = Rules(granted, frozenset(spelt[:MAX_RULES]), frozenset(own))
-    size = len(codec.dump(dump_rules(rules)))
-    if size > _MAX_RULES_BYTES:
-        # Such a record would arrive cut off, and end the line with every other job's door.
-        raise EgressRefusedError(f"a job's net grants may take {_MAX_RULES_BYTES} bytes, not {size}; grant fewer")
-    return rules
 
 
 class Egress:
@@ -114,26 +93,31 @@ class Egress:
         """Begin to look whether an egress process serves this home, for ``state``; nobody waits for it."""
         self._greeting = asyncio.get_running_loop().create_task(self._greet())
 
-    async def check(self, net: Sequence[NetGrant], named: Iterable[str]) -> Rules:
+    async def check(self, net: Sequence[NetGrant], named: Iterable[str], keyed: Sequence[NetGrant] = ()) -> Rules:
         """Return the rules of an attempt, once the egress process has found nothing against them.
+
+        ``named``, ``keyed``: as for ``rules_of``.
 
         Raises:
             EgressMissingError: none serves this home. EgressAwayError: it does not answer now. EgressRefusedError.
         """
-        rules = rules_of(net, named, self._never)
+        rules = rules_of(net, named, self._never, keyed)
         answer = await self._asked(lambda link: link.ask({"op": "check", **dump_rules(rules)}))
         refused = answer.get("refused")
         if refused:
             raise EgressRefusedError(f"the net grant {refused}")
         return rules
 
-    async def open(self, attempt: str, rules: Rules, listener: int, pidfd: int) -> Door:
+    async def open(self, attempt: str, rules: Rules, listener: int, pidfd: int, keys: KeyLine | None = None) -> Door:
         """Open an attempt's door; ``listener`` and ``pidfd`` are the door's from here on.
+
+        ``keys``: the line for its proxied secrets; it begins with each opening of the door.
 
         Raises:
             EgressAwayError: the egress process does not answer now. EgressMissingError, EgressRefusedError.
+            SecretsError: the broker does not take the line.
         """
-        door = Door(attempt, rules, (listener, pidfd), self)
+        door = Door(attempt, rules, (listener, pidfd), self, keys)
         if self._doors.setdefault(attempt, door) is not door:
             door.close()
             raise EgressRefusedError("this attempt has a door already")
@@ -190,6 +174,8 @@ class Egress:
         refused = answer.get("refused")
         if refused:
             raise EgressRefusedError(f"the egress process opens no door for this attempt: {refused}")
+        if door.keys is not None:
+            await door.keys.attach()
 
     async def _asked(self, ask: Callable[[_Link], asyncio.Future[dict[str, Json]]]) -> dict[str, Json]:
         """Return the answer to what ``ask`` asks on a line, and on the next one if that breaks."""
@@ -264,7 +250,7 @@ class Egress:
         while (door := self._unserved()) is not None:
             try:
                 await self._open(door)
-            except EgressError as error:
+            except NodeError as error:
                 log.debug("a door is not open again", extra={"attempt": door.attempt, "error": str(error)})
                 await asyncio.sleep(_PAUSE_S)
 
@@ -309,11 +295,20 @@ class _Link:
         answer = self._doors.get(door)
         if answer is None and door.ends is not None:
             record: dict[str, Json] = {"op": "open", "attempt": door.attempt, **dump_rules(door.rules)}
-            answer = self._doors[door] = self.ask(record, door.ends)
+            answer = self._doors[door] = self._opened(door, record, door.ends)
         if answer is None:
             answer = self._loop.create_future()
             answer.set_result({})
         return answer
+
+    def _opened(self, door: Door, record: dict[str, Json], ends: tuple[int, int]) -> asyncio.Future[dict[str, Json]]:
+        if door.keys is None:
+            return self.ask(record, ends)
+        line = door.keys.fresh()
+        try:
+            return self.ask({**record, **dump_authority(door.keys.authority)}, (*ends, line))
+        finally:
+            os.close(line)
 
     def answered(self, door: Door) -> bool:
         """Return whether the other end has said what became of a door."""
@@ -381,15 +376,3 @@ def _check_server(end: socket.socket) -> None:
     _, uid, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid not in (0, os.geteuid()):
         raise PermissionError(errno.EPERM, "another user serves this socket")
-
-
-def _spelt(text: str, *, any_name: bool = False) -> Destination | None:
-    """Return the destination that an entry spells out: an address or this host; None for patterns and names."""
-    host, _, port = text.rpartition(":")
-    if not port.isascii() or not port.isdigit():
-        return None
-    try:
-        found = canonical(host, int(port[:6]))
-    except BadRequestError:
-        return None
-    return found if any_name or found.address is not None or found.host in LOCAL_NAMES else None

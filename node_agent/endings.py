@@ -6,13 +6,14 @@ Called by the supervisor. Pure but for the signatures' key. Must never put a job
 from __future__ import annotations
 
 import hashlib
+import random
 from dataclasses import dataclass
 from typing import Final
 
 from node_agent.admission import Denial
 from node_agent.containment.errors import ContainmentError, DoorError, GroupError, LeaseError, SetupError
 from node_agent.containment.plan import Usage, Verdict
-from node_agent.lifecycle import LIMIT_REASONS, Ending, may_retry
+from node_agent.lifecycle import LIMIT_REASONS, Ending, next_attempt_ms
 from node_agent.records import Notary
 from node_agent.resultcheck import Result
 from node_agent.run import KillOrder, Run, now_ms
@@ -63,12 +64,16 @@ def finish_of(claim: Claim, run: Run, ending: Ending, notary: Notary, evidence: 
     started = run.started_at_ms is not None
     if run.cause in {"shutdown", "lease"} and not started:
         return Finish(claim, "release")
-    if run.spec is not None and not run.orders and may_retry(ending, run.spec, claim.attempt):
-        return _retry(claim, ending, notary, known, started=started)
+    if run.spec is not None and not run.orders and ending.state != State.FINISHED:
+        asked_s = known.result.retry_in_s if known.result is not None else None
+        share = random.random()  # noqa: S311 - spreads retries, protects nothing
+        delay_ms = next_attempt_ms(ending, run.spec, claim.attempt, now_ms=now_ms(), share=share, asked_s=asked_s)
+        if delay_ms is not None:
+            return _retry(claim, ending, notary, known, started=started, delay_ms=delay_ms)
     value = known.result.value if known.result is not None and ending.state == State.FINISHED else None
     outcome = notary.outcome(_outcome(claim, run, ending, notary, known, value))
     facts = _detail(run, ending, known.verdict, known.output_bytes)
-    event = notary.event(EventType.JOB_ENDED, job=claim.job, attempt=claim.attempt, detail=facts)
+    event = notary.turn_event(EventType.JOB_ENDED, job=claim.job, attempt=claim.attempt, detail=facts)
     return Finish(
         claim=claim,
         kind="end",
@@ -85,9 +90,11 @@ def finish_of(claim: Claim, run: Run, ending: Ending, notary: Notary, evidence: 
     )
 
 
-def _retry(claim: Claim, ending: Ending, notary: Notary, known: Evidence, *, started: bool) -> Finish:
+def _retry(claim: Claim, ending: Ending, notary: Notary, known: Evidence, *, started: bool, delay_ms: int) -> Finish:
     detail: dict[str, str | int | float | bool] = {"state": ending.state, "reason": ending.reason or ""}
-    event = notary.event(EventType.JOB_RETRIED, job=claim.job, attempt=claim.attempt, detail=detail)
+    if delay_ms:
+        detail["delay_s"] = delay_ms / 1000
+    event = notary.turn_event(EventType.JOB_RETRIED, job=claim.job, attempt=claim.attempt, detail=detail)
     return Finish(
         claim=claim,
         kind="retry",
@@ -97,6 +104,7 @@ def _retry(claim: Claim, ending: Ending, notary: Notary, known: Evidence, *, sta
         event=event.payload,
         event_signature=event.signature,
         failure=_failure(ending, known),
+        delay_ms=delay_ms,
     )
 
 
@@ -156,14 +164,15 @@ def exception_ending(error: dict[str, str], limit: str = "", data_bytes: int | N
 
     ``limit``: the verdict's; ``data_bytes``: what one process may hold, where this host has no memory total.
     """
-    if error["type"] == "ResultTooLarge":
+    if error["type"] in {"ResultTooLarge", "ResultNotStorable"}:
         return Ending(State.FAILED, FailReason.RESULT_NOT_STORABLE, 1, detail=error["message"])
     first = error["message"].splitlines()[0][:500] if error["message"] else ""
     told = f"{error['type']}: {first}" if first else error["type"]
     if error["type"] == "MemoryError" and data_bytes is not None:
         told += f" (a process may hold {data_bytes >> 20} MiB here; this host has no total for memory)"
         return Ending(State.FAILED, FailReason.MEMORY_LIMIT, 1, detail=told)
-    return Ending(State.FAILED, LIMIT_REASONS.get(limit, FailReason.EXCEPTION), 1, detail=told)
+    reason = LIMIT_REASONS.get(limit, FailReason.EXCEPTION)
+    return Ending(State.FAILED, reason, 1, detail=told, error_type=error["type"])
 
 
 def _detail(

@@ -34,7 +34,7 @@ from runner.errors import ConfigError
 from runner.home import Home, check_private_file, check_root_only, check_safe, locate
 from runner.signing import Signer
 
-__all__ = ["Ground", "prepare"]
+__all__ = ["Ground", "enforcement", "prepare"]
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class Ground:
     card: bytes
     policy: policy.Policy
     trust: trust.Trust
+    #: The key that signs the fleet's cards; None if this home does not hold it.
+    fleet: str | None
     groups: NodeGroups | None
     journal: Journal
     protected: Protected
@@ -156,6 +158,7 @@ def prepare(settings: AgentSettings) -> Ground:
             card=keyring.load_card(home, settings.name),
             policy=ceiling,
             trust=trust.load(home.trust),
+            fleet=keyring.load_fleet_public(home) if home.fleet_pub.exists() else None,
             groups=groups,
             journal=journal,
             protected=Protected.collect(private=private, extra=settings.task_path),
@@ -182,6 +185,19 @@ def fitting(settings: AgentSettings, *, counted: bool) -> tuple[AgentSettings, t
     )
     log.warning(note)
     return settings.model_copy(update={"slots": most}), (note,)
+
+
+def enforcement(report: HostReport) -> dict[str, str]:
+    """Return what `nodes` shows of a host's walls, one word or number each."""
+    return {
+        "kernel": report.kernel,
+        "cgroup": report.cgroup,
+        "totals": ",".join(report.enforces),
+        "landlock": str(report.landlock_abi),
+        "missing": ",".join(missing.what for missing in report.missing),
+        "higher": report.higher,
+        **{each.name: f"{'yes' if each.kept else 'no'}: {each.how}" for each in report.promises},
+    }
 
 
 def check_gone(swept: Iterable[str]) -> None:

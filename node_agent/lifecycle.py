@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from node_agent.containment.plan import Verdict
+from runner.wire.flow import Backoff, RetryRule
 from runner.wire.spec import JobSpec
 from runner.wire.states import FailReason, RefuseReason, State, retryable
 
-__all__ = ["LIMIT_REASONS", "Cause", "Ending", "conclude", "may_retry"]
+__all__ = ["LIMIT_REASONS", "Cause", "Ending", "conclude", "next_attempt_ms"]
 
 #: The reason that a met limit gives a bad end, and the words for it.
 LIMIT_REASONS: Final = {
@@ -30,18 +31,22 @@ _MET: Final = {
 _SIGNALLED: Final = 128
 _MOST_SIGNALS: Final = 65
 
-Cause = Literal["", "kill", "time_limit", "pause_limit", "output_limit", "lease", "shutdown"]
+Cause = Literal["", "kill", "time_limit", "pause_limit", "output_limit", "secret_leaked", "lease", "shutdown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a job ended. ``exit_code``/``signal`` are the first process's own; ``detail`` is for people."""
+    """How a job ended. ``exit_code``/``signal`` are the first process's own; ``detail`` is for people.
+
+    ``error_type``: the name of the exception's class, as the job tells it.
+    """
 
     state: State
     reason: str | None = None
     exit_code: int | None = None
     signal: int | None = None
     detail: str | None = None
+    error_type: str = ""
 
 
 def conclude(verdict: Verdict, cause: Cause, *, result_problem: str | None = None) -> Ending:
@@ -77,9 +82,39 @@ def conclude(verdict: Verdict, cause: Cause, *, result_problem: str | None = Non
     return Ending(State.FINISHED, None, 0)
 
 
-def may_retry(ending: Ending, spec: JobSpec, attempt: int) -> bool:
-    """Return whether the next attempt follows: a retryable end, attempts left, and not at most once."""
-    return not spec.at_most_once and attempt <= spec.retry.count and retryable(ending.state, ending.reason)
+def next_attempt_ms(
+    ending: Ending, spec: JobSpec, attempt: int, *, now_ms: int, share: float, asked_s: float | None = None
+) -> int | None:
+    """Return in how many milliseconds the next attempt is due (0: at once), or None if this end is the job's last.
+
+    ``share``: a random number, 0 to 1, for the jitter. ``asked_s``: the task itself asked for another attempt then
+    (`runner.Retry`), which no reason forbids, only the signed count. One that would come after not_after is none.
+    """
+    if spec.at_most_once or attempt > spec.retry.count:
+        return None
+    asked = asked_s is not None and ending.reason == FailReason.EXCEPTION
+    if not asked and not (retryable(ending.state, ending.reason) and _wanted(spec.retry, ending)):
+        return None
+    delay_s = asked_s if asked and asked_s is not None else _backoff_s(spec.retry.backoff, attempt, share)
+    delay_ms = round(1000 * delay_s)
+    return delay_ms if not delay_ms or now_ms + delay_ms < spec.not_after_ms else None
+
+
+def _wanted(rule: RetryRule, ending: Ending) -> bool:
+    names = {str(ending.state), str(ending.reason), f"{ending.reason}:{ending.error_type}"}
+    if not names.isdisjoint(rule.never_on or ()):
+        return False
+    return rule.retry_on is None or not names.isdisjoint(rule.retry_on)
+
+
+def _backoff_s(backoff: Backoff | None, attempt: int, share: float) -> float:
+    if backoff is None:
+        return 0.0
+    try:
+        delay_s = min(backoff.max_delay_s, backoff.delay_s * backoff.factor ** (attempt - 1))
+    except OverflowError:
+        delay_s = backoff.max_delay_s if backoff.delay_s else 0.0
+    return delay_s * (1 - backoff.jitter * share)
 
 
 def _forced(verdict: Verdict, cause: Cause) -> Ending:
@@ -90,6 +125,10 @@ def _forced(verdict: Verdict, cause: Cause) -> Ending:
             return Ending(State.FAILED, FailReason.TIME_LIMIT, 124, detail="the job was still paused at its not_after")
         case "output_limit":
             return Ending(State.FAILED, FailReason.OUTPUT_LIMIT, detail="the job wrote more output than it may")
+        case "secret_leaked":
+            detail = "its output or result held the value of a secret whose rule says on_leak = kill; the value was "
+            detail += "masked, and the event secret.leaked names the secret"
+            return Ending(State.FAILED, FailReason.SECRET_LEAKED, detail=detail)
         case "lease":
             return Ending(State.LOST, "lease", detail="the node could not renew its lease; the job was stopped first")
         case "shutdown":

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from node_agent.pipes import Pipes
+
 __all__ = ["Capture", "Chunk"]
 
 HEAD_BYTES: Final = 4 * 1024 * 1024
@@ -26,7 +28,7 @@ READ_BYTES: Final = 64 * 1024
 FLUSH_S: Final = 0.01
 #: Its pipes are watched from so long after the start on, in seconds: most of a short job's life costs no call of the
 #: kernel, and what it wrote is read at its end.
-LISTEN_S: Final = 0.005
+LISTEN_S: Final = 0.01
 #: Last output lines kept for the evidence of a failure.
 EVIDENCE_BYTES: Final = 2048
 
@@ -51,8 +53,10 @@ class Capture:
         *,
         limit_bytes: int,
         on_limit: Callable[[], None],
+        watch: Pipes,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._pipes = watch
         self._open = {fd: number for number, fd in enumerate(pipes, 1)}
         self._sink = sink
         self._limit_bytes = limit_bytes
@@ -108,13 +112,13 @@ class Capture:
     def _listen(self) -> None:
         self._listening = True
         for fd in self._open:
-            self._loop.add_reader(fd, self._read, fd)
+            self._pipes.watch(fd, self._read)
 
     def _rest(self) -> None:
         """Read no more until the proof: a job that is being killed for its output need not be helped to more of it."""
         if self._listening:
             for fd in self._open:
-                self._loop.remove_reader(fd)
+                self._pipes.forget(fd)
             self._listening = False
 
     def _read(self, fd: int) -> bool:
@@ -134,7 +138,7 @@ class Capture:
     def _end(self, fd: int) -> None:
         if self._open.pop(fd, None) is not None:
             if self._listening:
-                self._loop.remove_reader(fd)
+                self._pipes.forget(fd)
             elif not self._open:
                 self._later.cancel()
             os.close(fd)

@@ -17,6 +17,7 @@ never reaches another. Unknown keys refuse to load.
     secrets = ["EXAMPLE_*"]         # default none
     tools = []
     trusted = false                 # may run below level B
+    service = false                 # may reach the broker's service on its own loopback
     exec = true                     # false: only jobs that may not execute files of their own (--no-exec)
     max_memory = "4G"               # ceilings of asked totals and limits; default no ceiling
     max_cpus = 2.0
@@ -65,6 +66,7 @@ class Rule:
     secrets: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     trusted: bool = False
+    service: bool = False
     exec: bool = True
     max_memory: int | None = None
     max_cpus: float | None = None
@@ -158,7 +160,7 @@ def _value(where: str, key: str, value: object) -> object:
             return parse_bytes(str(value))
         except WireError as error:
             raise PolicyError(f"{where}: {error}") from None
-    if key in ("trusted", "exec"):
+    if key in ("trusted", "service", "exec"):
         if not isinstance(value, bool):
             raise PolicyError(f"{where} must be true or false")
         return value
@@ -190,7 +192,7 @@ def _concerns(rule: Rule, spec: JobSpec, signer: str) -> bool:
 
 
 def _match(patterns: tuple[str, ...], name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return "*" in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _match_net(patterns: tuple[str, ...], grant: NetGrant) -> bool:
@@ -225,11 +227,13 @@ def _uncovered(rule: Rule, spec: JobSpec) -> Iterator[str | None]:
         yield None if _match(rule.tasks, spec.task or "") else f"the task {spec.task!r}"
     if spec.trusted:
         yield None if rule.trusted else "trusted jobs"
+    if spec.grants.service:
+        yield None if rule.service else "jobs with --service"
     yield None if rule.exec or spec.grants.no_exec else "jobs without --no-exec (exec=False)"
     for path in spec.grants.paths:
         trees = rule.write if path.mode == "write" else rule.read + rule.write
         yield None if _below(trees, path.path) else f"to {path.mode} {path.path}"
-    for net in spec.grants.net:
+    for net in spec.grants.reach:
         yield None if _match_net(rule.net, net) else f"the network destination {net.host}:{net.port}"
     for secret in spec.grants.secrets:
         yield None if _match(rule.secrets, secret.name) else f"the secret {secret.name}"
@@ -266,6 +270,6 @@ def _denied(rule: Rule, spec: JobSpec) -> Iterator[str]:
         trees = rule.read + rule.write if path.mode == "write" else rule.read
         if _below(trees, path.path) or any(tree.startswith(path.path.rstrip("/") + "/") for tree in trees):
             yield f"to {path.mode} {path.path}"
-    yield from (f"the network destination {n.host}" for n in spec.grants.net if _match_net(rule.net, n))
+    yield from (f"the network destination {n.host}" for n in spec.grants.reach if _match_net(rule.net, n))
     yield from (f"the secret {s.name}" for s in spec.grants.secrets if _match(rule.secrets, s.name))
     yield from (f"the tool {tool}" for tool in spec.grants.tools if _match(rule.tools, tool))

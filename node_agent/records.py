@@ -1,14 +1,16 @@
 """Port: runner.signing. The node's signed words: outcomes, events and receipts.
 
-Called by the supervisor and control, after the proof. Must never claim more than the proof: an unproved kill is
-``unconfirmed``, with no count of survivors.
+Called by the supervisor and control, after the proof. What goes out with a turn is signed together when that turn is
+sent (`Page`): one signature for several records costs little more than for one. Must never claim more than the proof:
+an unproved kill is ``unconfirmed``, with no count of survivors.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 from node_agent.run import KillOrder, Proof, Run, now_ms
 from runner import signing
@@ -18,7 +20,10 @@ from runner.wire.envelope import Domain
 from runner.wire.event import Event, EventType
 from runner.wire.receipt import Outcome, PauseReceipt, Receipt
 
-__all__ = ["Notary", "Signed", "iso"]
+__all__ = ["Late", "Notary", "Noted", "Signed", "iso"]
+
+#: Most records of a turn under one signature: each doubling makes every signature text 43 characters longer.
+PAGE_RECORDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,53 @@ class Signed:
     signature: str
 
 
+class Page:
+    """Records that get one signature, when the text of the first of them is asked for."""
+
+    def __init__(self, signer: Signer) -> None:
+        self._signer = signer
+        self._records: list[tuple[Domain, bytes]] = []
+        self._texts: list[str] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more can be added."""
+        return bool(self._texts) or len(self._records) >= PAGE_RECORDS
+
+    def add(self, domain: Domain, payload: bytes) -> Late:
+        """Add a record; return its signature to come."""
+        self._records.append((domain, payload))
+        return Late(self, len(self._records) - 1)
+
+    def text(self, number: int) -> str:
+        """Return the signature of one record, always the same."""
+        if not self._texts:
+            self._texts = self._signer.sign_all(self._records)
+            self._records.clear()
+        return self._texts[number]
+
+
+class Late:
+    """A signature text that is made when it is first asked for."""
+
+    __slots__ = ("_number", "_page")
+
+    def __init__(self, page: Page, number: int) -> None:
+        self._page = page
+        self._number = number
+
+    def __str__(self) -> str:
+        return self._page.text(self._number)
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Bytes as they travel in a turn, and the signature text over them."""
+
+    payload: bytes
+    signature: Late
+
+
 @dataclass(frozen=True, slots=True)
 class Notary:
     """Signs for one boot of one node."""
@@ -37,18 +89,24 @@ class Notary:
     node: str
     boot: str
     level: str
+    #: The page that is being filled, as its only item.
+    _pages: list[Page] = field(default_factory=list, repr=False, compare=False)
 
-    def outcome(self, outcome: Outcome) -> Signed:
-        """Sign how a job ended."""
-        payload = record.dumps(outcome)
-        return Signed(payload, self.signer.sign(Domain.OUTCOME, payload))
+    def outcome(self, outcome: Outcome) -> Noted:
+        """Sign, with the turn, how a job ended."""
+        return self._noted(Domain.OUTCOME, record.dumps(outcome))
+
+    def turn_event(
+        self, kind: EventType, *, job: str, attempt: int, detail: dict[str, str | int | float | bool]
+    ) -> Noted:
+        """Sign one event of this node, dated now, with the turn that takes it along."""
+        return self._noted(Domain.EVENT, self._event(kind, job, attempt, detail))
 
     def event(
         self, kind: EventType, *, job: str = "", attempt: int = 0, detail: dict[str, str | int | float | bool]
     ) -> Signed:
         """Sign one event of this node, dated now."""
-        event = Event(kind, now_ms(), job=job, attempt=attempt, node=self.node, boot=self.boot, detail=detail)
-        payload = record.dumps(event)
+        payload = self._event(kind, job, attempt, detail)
         return Signed(payload, self.signer.sign(Domain.EVENT, payload))
 
     def receipt(self, run: Run, order: KillOrder, proof: Proof) -> Receipt:
@@ -142,6 +200,14 @@ class Notary:
         )
         _, signature = signing.signed_receipt(self.signer, receipt)
         return dataclasses.replace(receipt, signer=self.signer.key_id, signature=signature)
+
+    def _event(self, kind: EventType, job: str, attempt: int, detail: dict[str, str | int | float | bool]) -> bytes:
+        return record.dumps(Event(kind, now_ms(), job, attempt, self.node, self.boot, detail))
+
+    def _noted(self, domain: Domain, payload: bytes) -> Noted:
+        if not self._pages or self._pages[0].full:
+            self._pages[:] = [Page(self.signer)]
+        return Noted(payload, self._pages[0].add(domain, payload))
 
     def _signed(self, receipt: Receipt) -> Receipt:
         _, signature = signing.signed_receipt(self.signer, receipt)

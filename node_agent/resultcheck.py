@@ -21,6 +21,7 @@ from typing import Final
 from node_agent.containment.errors import ResultTooLarge
 from runner.wire import codec
 from runner.wire.errors import WireError
+from runner.wire.flow import MAX_SPAN_S
 
 __all__ = ["Reader", "Result", "main", "parse"]
 
@@ -37,11 +38,15 @@ _UNREADABLE: Final = "the result is not readable"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came back on the result descriptor: ``value`` as canonical JSON, or an ``error``, or a ``problem``."""
+    """What came back on the result descriptor: ``value`` as canonical JSON, or an ``error``, or a ``problem``.
+
+    ``retry_in_s``: with an error, the task asks for another attempt so many seconds later.
+    """
 
     value: bytes | None = None
     error: dict[str, str] | None = None
     problem: str | None = None
+    retry_in_s: float | None = None
 
 
 class Reader:
@@ -99,10 +104,17 @@ def parse(raw: bytes, limit_bytes: int) -> bytes:
             return _VALUE + codec.dump(record["ok"])
         if isinstance(record, dict) and set(record) == {"error"} and isinstance(record["error"], dict):
             told = {key: record["error"].get(key, "") for key in ("type", "message", "traceback")}
-            return _ERROR + codec.dump({key: str(value)[:_TEXT_LIMIT] for key, value in told.items()})
+            fields = {key: str(value)[:_TEXT_LIMIT] for key, value in told.items()}
+            return _ERROR + codec.dump(fields | _asked(record["error"].get("retry_in_s")))
     except (WireError, MemoryError) as error:
         return _PROBLEM + f"{_UNREADABLE}: {str(error) or 'too large'}".encode()
     return _PROBLEM + b"the result has an unknown form"
+
+
+def _asked(in_s: codec.Json) -> dict[str, codec.Json]:
+    """A wait that is none is not asked for: the number is the job's own word."""
+    good = isinstance(in_s, int | float) and not isinstance(in_s, bool) and 0 <= in_s <= MAX_SPAN_S
+    return {"retry_in_s": str(in_s)} if good else {}
 
 
 def main(words: Sequence[str]) -> None:
@@ -119,7 +131,11 @@ def _result(checked: bytes) -> Result:
         return Result(value=body)
     if kind == _ERROR:
         told = codec.load(body)
-        return Result(error={key: str(value) for key, value in told.items()} if isinstance(told, dict) else None)
+        if not isinstance(told, dict):
+            return Result()
+        in_s = told.pop("retry_in_s", None)
+        error = {key: str(value) for key, value in told.items()}
+        return Result(error=error, retry_in_s=None if in_s is None else float(str(in_s)))
     return Result(problem=body.decode("utf-8", "replace") or _UNREADABLE)
 
 

@@ -23,6 +23,7 @@ from redis.exceptions import NoScriptError, RedisError
 from node_agent import turn_codec
 from node_agent.cutoffs import Cutoffs
 from node_agent.errors import InvariantError, StoreAwayError
+from node_agent.line import Line
 from node_agent.output import Chunk
 from node_agent.turns import Claim, Cutoff, Dead, KillWord, Orphan, Registration, Turn, TurnReply
 from runner.scripts import loader, payload
@@ -36,11 +37,14 @@ TTL_S: Final = 7 * 86_400
 REPLY_BYTES: Final = 8 * 1024 * 1024
 #: Ids that a sweep looks at per lane and call.
 WINDOW: Final = 512
+#: Where jobs wait for a node: their lane, and RQ's registries beside it.
+WAITING: Final = ("queued", "deferred", "scheduled")
 #: Jobs that one recovery call takes over.
 RECOVER_LIMIT: Final = 256
 #: A lease that stood still for this many times lease + margin is over, even if Redis TIME went back meanwhile.
 PATIENCE: Final = 3
 _BOOT_CHARS: Final = 6
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 @dataclass(slots=True)
@@ -51,6 +55,13 @@ class _Start:
     slots: int = 0
     lanes: tuple[str, ...] = ()
     cutoffs: Cutoffs = field(default_factory=Cutoffs)
+    #: How many lanes there are in the whole fleet, and whether the last turn brought new ones.
+    known: int | None = None
+    told: bool = False
+
+    def seen(self) -> dict[str, int]:
+        """The turn right after one that brought new lanes claims in any case: lanes may come faster than turns."""
+        return {} if self.known is None or self.told else {"seen": self.known}
 
 
 class Store:
@@ -70,6 +81,7 @@ class Store:
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
         self._client = client
+        self._line = Line(client)
         self._node = node
         self._boot = boot
         self._keys = keys or Keys()
@@ -189,11 +201,15 @@ class Store:
                 keys.cutoffs(),
                 *(keys.queue(lane) for lane in turn.lanes),
             ],
-            {"known": self._start.cutoffs.versions(), "bytes": REPLY_BYTES, **document},
+            {"known": self._start.cutoffs.versions(), "bytes": REPLY_BYTES, **document, **self._start.seen()},
             blobs.values,
+            self._line.call,
         )
         answer, tables = turn_codec.turn_reply(turn, reply)
         self._start.cutoffs.seen(answer.counter)
+        self._start.told = bool(answer.lanes)
+        if answer.lanes:
+            self._start.known = len(answer.lanes)
         for name, _, *flat in tables:
             self._start.cutoffs.replace(turn_codec.text(name), turn_codec.table(flat))
         return answer
@@ -242,7 +258,7 @@ class Store:
         limit: int = 64,
         serves: Sequence[str] | None = None,
     ) -> tuple[Dead, ...]:
-        """Take waiting jobs that a kill hits, to end them: in the lanes, in ``jobs``, or removed by a kill earlier.
+        """Take waiting jobs that a kill hits, to end them: of the lanes, in ``jobs``, or removed by a kill earlier.
 
         ``serves``: the lanes whose jobs this node may sign for; None: all.
 
@@ -250,20 +266,26 @@ class Store:
         """
         keys = self._keys
         claims = keys.claims(self._node, self._boot)
+        places = [
+            (keys.queue(lane) if kind == "queued" else keys.registry(kind, lane), lane, kind)
+            for lane in lanes
+            for kind in WAITING
+        ]
         reply = await self._run(
             "sweep",
-            [keys.seq(), keys.leases(), claims, keys.clock(), keys.doomed(), *(keys.queue(lane) for lane in lanes)],
+            [keys.seq(), keys.leases(), claims, keys.clock(), keys.doomed(), *(place for place, _, _ in places)],
             {
                 "bytes": REPLY_BYTES,
                 "limit": limit,
                 "window": WINDOW,
-                "lanes": [[lane, self._from.get(lane, 0)] for lane in lanes],
+                "lanes": [[lane, self._from.get(place, 0), kind] for place, lane, kind in places],
                 "jobs": list(jobs),
                 **_served(serves),
             },
         )
         found, nexts, _ = cast("list[object]", reply)
-        self._from = {lane: cast("int", at) for lane, at in zip(lanes, cast("list[object]", nexts), strict=False) if at}
+        ends = zip(places, cast("list[object]", nexts), strict=False)
+        self._from = {place[0]: cast("int", at) for place, at in ends if at}
         self._swept = not self._from
         return turn_codec.deads(found)
 
@@ -313,6 +335,7 @@ class Store:
     async def lanes(self) -> tuple[str, ...]:
         """Return every lane that was ever used, in order."""
         found = cast("set[bytes]", await _answer(self._client.smembers(self._keys.lanes())))
+        self._start.known = len(found)
         return tuple(sorted(name.decode("utf-8", "replace") for name in found))
 
     async def wait(self, lanes: Sequence[str], timeout_s: float = 1.0) -> bool:
@@ -334,18 +357,27 @@ class Store:
                 self._seen[member] = (score, now)
 
     async def _run(
-        self, name: str, keys: Sequence[str], document: dict[str, object], blobs: Sequence[bytes] = ()
+        self,
+        name: str,
+        keys: Sequence[str],
+        document: dict[str, object],
+        blobs: Sequence[bytes] = (),
+        call: Callable[[Sequence[bytes | str]], Awaitable[object]] | None = None,
     ) -> object:
         script = loader.load(name)
         head = {"rq": self._keys.rq, "rf": self._keys.rf, "node": self._node, "boot": self._boot, "ttl": self._ttl_s}
-        text = json.dumps({**head, "cap": payload.MAX_DATA_BYTES, **document}, separators=(",", ":"))
-        words = [*keys, text, *blobs]
+        text = _ENCODE({**head, "cap": payload.MAX_DATA_BYTES, **document})
+        words: list[bytes | str] = [str(len(keys)), *keys, text, *blobs]
+        send = call or self._send
         try:
-            return await _answer(self._client.evalsha(script.sha, len(keys), *words))  # type: ignore[arg-type]  # redis-py types words as str, it sends bytes as they are
+            return await send(["EVALSHA", script.sha, *words])
         except StoreAwayError as error:
             if not isinstance(error.__cause__, NoScriptError):
                 raise
-        return await _answer(self._client.eval(script.text, len(keys), *words))  # type: ignore[arg-type]  # as above
+        return await send(["EVAL", script.text, *words])
+
+    async def _send(self, words: Sequence[bytes | str]) -> object:
+        return await _answer(self._client.execute_command(*words))  # type: ignore[no-untyped-call]  # untyped in redis
 
 
 def _served(lanes: Sequence[str] | None) -> dict[str, list[str]]:

@@ -8,9 +8,9 @@ Called by the supervisor, which carries claims out on top of it, the dispatcher 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from node_agent import endings, lifecycle
 from node_agent.admission import Admitted, Denial, Offer, Rules, admit
@@ -30,9 +30,13 @@ from runner.scripts import payload
 from runner.wire import spec as specs
 from runner.wire.errors import WireError
 from runner.wire.event import EventType
-from runner.wire.states import RefuseReason, State
+from runner.wire.spec import JobSpec
+from runner.wire.states import NODE_LOST, POISON, RefuseReason, State
 
 __all__ = ["Desk", "Runs", "Tools"]
+
+#: As turn.lua counts.
+_CRASHES: Final = 3
 
 
 class Desk(Protocol):
@@ -66,6 +70,8 @@ class Tools:
     cutoff: Callable[[str, int, Sequence[str]], KillWord | None]
     #: Whether this node may sign for a lane's jobs.
     serves: Callable[[str], bool]
+    #: Looks at the jobs that one waited for: the job with their results in its arguments, or why it must not run.
+    settle: Callable[[JobSpec], Awaitable[JobSpec | Denial]]
     #: Called when the node's own disk took no more.
     no_room: Callable[[], None] = lambda: None
 
@@ -122,7 +128,7 @@ class Runs:
         run = self._open(claim)
         self._admit(claim, run)
         run.started_at_ms = now_ms()
-        ending = Ending(State.LOST, "node_lost", detail=f"node {node} was lost while the job ran")
+        ending = Ending(State.LOST, NODE_LOST, detail=f"node {node} was lost while the job ran")
         if word is not None:
             run.kill(endings.order_of(word))
         # Of a job that this node could not have run, readers believe it the loss alone (attack 3).
@@ -173,6 +179,13 @@ class Runs:
             self._dispatcher.finish(endings.finish_of(finish.claim, run, ending, self._tools.notary), free_slot=False)
             self._tools.desk.answer(run, run.orders[-1])
             return
+        if reply.result == "poison":
+            # Of a job that this node could not have run, readers believe it the loss alone (attack 3).
+            detail = f"{_CRASHES} nodes were lost while they ran the job; it is not tried again"
+            ending = Ending(State.LOST, POISON, detail=detail)
+            run.settle(Proof(ending, None, now_ms()))
+            self._dispatcher.finish(endings.finish_of(finish.claim, run, ending, self._tools.notary), free_slot=False)
+            return
         del self._runs[finish.claim.job]
         if reply.result == "done" and run.spec is not None and run.started_at_ms is not None:
             self._tools.ledger.ended(run.spec.nonce, finish.claim.attempt, run.spec.not_after_ms)
@@ -221,7 +234,7 @@ class Runs:
             data = payload.parse(claim.data)
         except WireError as error:
             return Denial(RefuseReason.BAD_HASH, f"the stored job was refused: {error}")
-        offer = Offer(claim.job, claim.lane, claim.attempt, data.envelope, data.signature)
+        offer = Offer(claim.job, claim.lane, claim.attempt, data.envelope, data.signature, claim.flow, data.occurrence)
         decision = admit(offer, self._tools.rules, self._tools.ledger.look, now_ms())
         run.spec = decision.spec
         if run.spec is not None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from node_agent.containment.plan import PROXY, Level, Mount, Plan, Profile
+from node_agent.containment.plan import DOORS, PROXY, Level, Mount, Plan, Profile
 from runner.wire import codec, ids
 from runner.wire.grants import NetGrant
 from runner.wire.spec import JobSpec
 
 __all__ = ["Defaults", "payload_of", "plan_of", "profile_of", "proxy_environment", "timeout_of"]
+
+#: What a job finds in the variable of a proxied secret's name; the egress process replaces it on the way.
+STAND_IN: Final = "ringfence-proxied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +71,31 @@ def plan_of(spec: JobSpec, attempt: int, mounts: tuple[Mount, ...], uid: int, gi
         allow_unix=not mounts and not any(path in node.loose_paths for path in shown),
         allow_exec=not grants.no_exec,
         nice=node.nice,
-        broker=bool(grants.secrets),
+        broker=spec.needs_broker,
     )
 
 
-def payload_of(spec: JobSpec, attempt: int) -> bytes:
-    """Return what the restricted worker reads last, as canonical JSON."""
+def payload_of(spec: JobSpec, attempt: int, authority: str = "") -> bytes:
+    """Return what the restricted worker reads last, as canonical JSON.
+
+    ``authority``: the certificate that the job's TLS clients are to trust for the hosts of its proxied secrets.
+    """
     payload: dict[str, object] = {
         "job": spec.id,
         "attempt": attempt,
         "tags": dict(spec.tags),
-        "env": {**proxy_environment(spec.grants.net), **dict(spec.env)},
+        "env": {**proxy_environment(spec.grants.reach), **_stand_ins(spec), **dict(spec.env)},
     }
+    if authority:
+        payload["ca"] = authority
     if spec.grants.secrets:
         payload["secrets"] = [
             {"name": one.name, "mode": one.mode, "target": one.target or ""} for one in spec.grants.secrets
         ]
+    if spec.grants.service:
+        payload["service"] = ":".join(map(str, DOORS["service"]))
+    if spec.sealed is not None:
+        payload["sealed"] = sorted(spec.sealed)
     if spec.task is not None:
         payload |= {"task": spec.task, "args": list(spec.args), "kwargs": dict(spec.kwargs)}
     else:
@@ -106,14 +118,20 @@ def proxy_environment(net: Sequence[NetGrant]) -> dict[str, str]:
     return {**names, **{name.lower(): value for name, value in names.items()}, "NODE_USE_ENV_PROXY": "1"}
 
 
+def _stand_ins(spec: JobSpec) -> dict[str, str]:
+    """Return variables that programs look for before they send anything: one for each proxied secret, without it."""
+    return {one.name: STAND_IN for one in spec.grants.secrets if one.mode == "proxy" and one.name.isidentifier()}
+
+
 def profile_of(spec: JobSpec, signer: str) -> Profile:
     """Return what another attempt must equal to follow in the same mould."""
     return Profile(
         tenant=spec.tenant,
         signer=signer,
-        secrets=tuple(secret.name for secret in spec.grants.secrets),
-        net=tuple(f"{net.host}:{net.port}" for net in spec.grants.net),
+        secrets=(*(secret.name for secret in spec.grants.secrets), *(spec.sealed or ())),
+        net=tuple(f"{net.host}:{net.port}" for net in spec.grants.reach),
         fresh=spec.profile == "fresh",
+        service=spec.grants.service,
     )
 
 

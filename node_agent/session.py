@@ -15,20 +15,22 @@ from typing import ClassVar, Final
 
 from redis.asyncio import Redis
 
+from node_agent.cancelling import end_all
 from node_agent.containment import probe
 from node_agent.containment.errors import ContainmentError
-from node_agent.containment.host import HostReport
 from node_agent.containment.idmap import Idmaps
 from node_agent.containment.lower.slots import LOW_LEVELS, LowSlot
 from node_agent.containment.lower.workspace import Workspaces
 from node_agent.containment.slots import Slot, Zygote
 from node_agent.containment.uids import JobUids
 from node_agent.control import Control
+from node_agent.deciding import Decider
+from node_agent.dependencies import Dependencies
 from node_agent.diskwatch import DiskWatch
 from node_agent.dispatch import Dispatcher, wake_loop
 from node_agent.egress import SOCKET_NAME, Denied, Egress
 from node_agent.errors import LeaseLostError, NameTakenError
-from node_agent.ground import Ground, python_paths
+from node_agent.ground import Ground, enforcement, python_paths
 from node_agent.heartbeat import Heartbeat
 from node_agent.lanes import Lanes
 from node_agent.lease import Lease
@@ -40,16 +42,19 @@ from node_agent.pausing import Pauser
 from node_agent.records import Notary, iso
 from node_agent.rq_store import Store
 from node_agent.run import now_ms
+from node_agent.scheduler import Scheduler
+from node_agent.scheduler_store import TimeStore
 from node_agent.sequences import Sequences
 from node_agent.stage import Stage
 from node_agent.supervisor import Supervisor, Tools
 from node_agent.vaultdesk import desk_of
+from node_agent.vaultnews import VaultNews
 from runner.wire import ids, record
 from runner.wire.event import EventType
 from runner.wire.keys import Keys
 from runner.wire.view import NodeView
 
-__all__ = ["Session", "enforcement"]
+__all__ = ["Session"]
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +66,8 @@ _RECOVERY_BEATS: Final = 0.1
 class Session:
     """One boot. ``start`` registers, ``run`` serves, ``stop`` ends everything and is idempotent."""
 
-    #: Turn, lease, recovery, control and sweeps, wake-ups, mail: each on a connection of its own.
-    CONNECTIONS: ClassVar[int] = 6
+    #: Turn, lease, recovery, control and sweeps, wake-ups, mail, time: each on a connection of its own.
+    CONNECTIONS: ClassVar[int] = 7
 
     def __init__(self, ground: Ground, clients: Sequence[Redis], *, host: str, hostname: str) -> None:
         settings = ground.settings
@@ -108,21 +113,11 @@ class Session:
         self._sequences = Sequences(settings.node_home / "sequences", now_ms())
         place = ground.home.sockets / SOCKET_NAME
         self._egress = Egress(place, store_addresses(self._clients[0]), self._tell_denied)
-        self._vault = desk_of(ground.home.sockets, self._report.level)
-        self._stage = Stage(
-            ground.protected,
-            self._uids,
-            self._idmaps,
-            egress=self._egress,
-            vault=self._vault,
-            view=self._report.level in ("A", "B"),
-        )
-        self._closers += [self._mail.close, self._close_ledger, self._stage.close, self._egress.stop]
-        if self._vault is not None:
-            self._vault.start()
-            self._closers.append(self._vault.stop)
+        self._make_stage()
         self._lease = Lease(self._slots.values(), settings.lease_s, settings.margin_s)
-        self._dispatcher = Dispatcher(self._store, settings.slots, self._lanes.order, self._lost.set, self._fit)
+        self._dispatcher = Dispatcher(
+            self._store, settings.slots, self._lanes.order, self._lost.set, self._fit, self._lanes.refresh
+        )
         self._watch = DiskWatch(
             settings.node_home,
             lambda: self._supervisor.runs(),
@@ -133,20 +128,42 @@ class Session:
         self._supervisor = Supervisor(self._tools(), self._dispatcher)
         self._dispatcher.serve(self._supervisor)
         self._closers.insert(0, self._supervisor.close)
-        self._heartbeat = Heartbeat(
+        self._heartbeat = self._make_heartbeat()
+        self._local = LocalSocket(ground.home.sockets / settings.name, LocalDesk(self._supervisor, self._notary).handle)
+        self._lanes.refresh(lanes)
+        clock = TimeStore(self._clients[6], f"{settings.name}/{self.boot}", self._keys, settings.result_ttl_s)
+        self._scheduler = Scheduler(clock)
+        self._closers.append(self._scheduler.stop)
+        self._egress.start()
+        await self._register()
+        await self._local.start()
+
+    def _make_stage(self) -> None:
+        self._news = VaultNews(self._notary, self._mail.emit, self._lanes, lambda: self._dispatcher.wake())
+        self._vault = desk_of(self._ground.home.sockets, self._report.level, self._news)
+        self._stage = Stage(
+            self._ground.protected,
+            self._uids,
+            self._idmaps,
+            egress=self._egress,
+            vault=self._vault,
+            view=self._report.level in ("A", "B"),
+        )
+        self._closers += [self._mail.close, self._close_ledger, self._stage.close, self._egress.stop]
+        if self._vault is not None:
+            self._vault.start()
+            self._closers.append(self._vault.stop)
+
+    def _make_heartbeat(self) -> Heartbeat:
+        return Heartbeat(
             self._store.on(self._clients[1]),
             self._store.on(self._clients[2]),
             self._lease,
             self._supervisor,
-            heartbeat_s=settings.heartbeat_s,
+            heartbeat_s=self._settings.heartbeat_s,
             describe=self._describe,
             lanes=lambda: self._lanes.known,
         )
-        self._local = LocalSocket(ground.home.sockets / settings.name, LocalDesk(self._supervisor, self._notary).handle)
-        self._lanes.refresh(lanes)
-        self._egress.start()
-        await self._register()
-        await self._local.start()
 
     def _fit(self) -> bool:
         """Whether jobs may be claimed now: the lease stands, and no kill waits for its proof."""
@@ -165,6 +182,7 @@ class Session:
             self._notary,
             self._ground.rules(self._report),
             self._sequences,
+            Decider(self._notary, self._mail, self._sequences, self._vault, self._news),
         )
         self._closers.insert(0, control.close)
         loops = [
@@ -174,6 +192,7 @@ class Session:
             self._task(control.run()),
             self._task(self._mail.run()),
             self._task(self._watch.run()),
+            self._task(self._scheduler.run()),
             self._task(wake_loop(self._wait_for_work(), self._dispatcher)),
             self._task(self._until_lost()),
         ]
@@ -208,9 +227,7 @@ class Session:
             if self._registered:
                 await self._leave()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await end_all(self._tasks)
             for close in self._closers:
                 await close()
             for slot in self._slots.values():
@@ -306,6 +323,7 @@ class Session:
         ground.swept = ground.notes = ()
 
     def _tools(self) -> Tools:
+        ground = self._ground
         return Tools(
             rules=self._ground.rules(self._report),
             defaults=self._ground.defaults(self._report),
@@ -318,6 +336,7 @@ class Session:
             era=self._lease.era,
             cutoff=self._store.cutoff_for,
             serves=self._lanes.serves,
+            settle=Dependencies(self._clients[5], self._keys, ground.trust.by_id(), ground.fleet).settle,
             no_room=self._watch.no_room,
         )
 
@@ -334,7 +353,7 @@ class Session:
         store = self._store.on(self._clients[4])
 
         async def wait(idle: bool) -> None:
-            if idle and await store.wait(self._lanes.known):
+            if idle and await store.wait(self._lanes.open):
                 return
             self._lanes.refresh(await store.lanes())
 
@@ -365,7 +384,9 @@ class Session:
             return "unhealthy"
         if self._watch.full:
             return "degraded(disk)"
-        return "degraded(store)" if self._heartbeat.degraded else self._state
+        if self._heartbeat.degraded:
+            return "degraded(store)"
+        return "degraded(broker)" if self._lanes.broker_away else self._state
 
 
 def store_addresses(client: Redis) -> list[tuple[str, int]]:
@@ -375,16 +396,3 @@ def store_addresses(client: Redis) -> list[tuple[str, int]]:
         return []
     # The client's own defaults, where the URL leaves one out.
     return [(str(facts.get("host") or "localhost"), int(facts.get("port") or 6379))]
-
-
-def enforcement(report: HostReport) -> dict[str, str]:
-    """Return what `nodes` shows of a host's walls, one word or number each."""
-    return {
-        "kernel": report.kernel,
-        "cgroup": report.cgroup,
-        "totals": ",".join(report.enforces),
-        "landlock": str(report.landlock_abi),
-        "missing": ",".join(missing.what for missing in report.missing),
-        "higher": report.higher,
-        **{each.name: f"{'yes' if each.kept else 'no'}: {each.how}" for each in report.promises},
-    }

@@ -21,6 +21,7 @@ from node_agent.containment.plan import Mount
 from node_agent.containment.uids import JobUids
 from node_agent.egress import Door, Egress
 from node_agent.errors import EgressError, EgressMissingError, NodeError
+from node_agent.keyline import KeyLine
 from node_agent.vaultdesk import SecretsError, VaultDesk, VaultLine
 from runner.wire import ids
 from runner.wire.grants import PathGrant
@@ -58,6 +59,8 @@ class Staged:
     connect: Callable[[Attempt], Awaitable[Door]] | None = None
     #: The attempt's channel to the broker, for a job with secrets.
     line: VaultLine | None = None
+    #: The certificate that stands for the hosts of its proxied secrets, in PEM.
+    authority: str = ""
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -158,10 +161,10 @@ class Stage:
         """
         staged = Staged(os.geteuid(), os.getegid())
         try:
-            if spec.grants.secrets and self._vault is not None:
+            if spec.needs_broker and self._vault is not None:
                 staged.line = await self._vault.line(spec, attempt)
-            if spec.grants.net:
-                staged.connect = await self._net(spec, attempt, net)
+            if spec.grants.reach:
+                staged.connect = await self._net(spec, attempt, net, staged)
             if self._uids is not None:
                 lease = self._uids.acquire()
                 staged._undo.append(lease.release)
@@ -202,15 +205,20 @@ class Stage:
         """End the processes that open paths. Idempotent."""
         await self._openers.close()
 
-    async def _net(self, spec: JobSpec, number: int, listed: Sequence[str]) -> Callable[[Attempt], Awaitable[Door]]:
+    async def _net(
+        self, spec: JobSpec, number: int, listed: Sequence[str], staged: Staged
+    ) -> Callable[[Attempt], Awaitable[Door]]:
         egress = self._egress
         if egress is None:
             raise EgressMissingError("this node was started without an egress process, so no job gets HOST:PORT")
-        rules = await egress.check(spec.grants.net, listed)
+        rules = await egress.check(spec.grants.net, listed, spec.grants.keyed)
         name = ids.attempt_name(spec.id, number)
+        keys = KeyLine(staged.line.proxy) if rules.keyed and staged.line is not None else None
+        if keys is not None:
+            staged.authority = keys.authority.pem
 
         async def connect(attempt: Attempt) -> Door:
-            return await egress.open(name, rules, *await attempt.door())
+            return await egress.open(name, rules, *await attempt.door(), keys)
 
         return connect
 

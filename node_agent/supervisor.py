@@ -20,10 +20,11 @@ from node_agent.containment.errors import ContainmentError, CrowdedError, SpawnE
 from node_agent.containment.lower.slots import LowSlot
 from node_agent.containment.plan import Plan, Profile, Verdict
 from node_agent.containment.slots import Attempt, Slot
-from node_agent.dispatch import Dispatcher
-from node_agent.errors import InvariantError
+from node_agent.dispatch import BACKOFF_S, Dispatcher
+from node_agent.errors import InvariantError, StoreAwayError
 from node_agent.lifecycle import Ending
 from node_agent.output import Capture
+from node_agent.pipes import Pipes
 from node_agent.resultcheck import Reader, Result
 from node_agent.run import Proof, Run, now_ms
 from node_agent.runs import Desk, Runs, Tools
@@ -33,7 +34,7 @@ from node_agent.walltime import WallTime
 from runner.wire import frames
 from runner.wire.event import EventType
 from runner.wire.spec import JobSpec
-from runner.wire.states import FailReason, State
+from runner.wire.states import NODE_LOST, FailReason, RefuseReason, State
 
 __all__ = ["Desk", "Supervisor", "Tools"]
 
@@ -50,6 +51,7 @@ class Supervisor(Runs):
         super().__init__(tools, dispatcher)
         self._tasks: set[asyncio.Task[None]] = set()
         self._results = Reader()
+        self._pipes = Pipes()
         self._moulds: dict[int, int] = {}
 
     def take(self, claim: Claim) -> None:
@@ -63,6 +65,7 @@ class Supervisor(Runs):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._pipes.close()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -91,12 +94,18 @@ class Supervisor(Runs):
         spec = admitted.spec
         if tools.ledger.look(spec.nonce, claim.attempt) == "started":
             run.started_at_ms = now_ms()
-            ending = Ending(State.LOST, "node_lost", detail="an earlier start of this node died while the job ran")
+            ending = Ending(State.LOST, NODE_LOST, detail="an earlier start of this node died while the job ran")
             return self._unstarted(claim, run, ending)
         word = tools.cutoff(claim.job, claim.seq, run.selectors)
         if word is not None:
             run.kill(endings.order_of(word))
             return self._unstarted(claim, run, Ending(State.KILLED, "kill"), word)
+        if spec.after is not None:
+            settled = await self._settled(run, spec)
+            if isinstance(settled, Denial):
+                return self._unstarted(claim, run, endings.denied(settled))
+            spec = settled
+            admitted = replace(admitted, spec=spec)
         try:
             staged = await tools.stage.open(spec, claim.attempt, admitted.net)
         except StageError as error:
@@ -106,6 +115,17 @@ class Supervisor(Runs):
         finally:
             await staged.ended()
             staged.close()
+
+    async def _settled(self, run: Run, spec: JobSpec) -> JobSpec | Denial:
+        """Look at the jobs that this one waited for; while the store is away, wait for it or for the run's own end."""
+        wait_s = BACKOFF_S[0]
+        while not run.stopping:
+            try:
+                return await self._tools.settle(spec)
+            except StoreAwayError:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, BACKOFF_S[1])
+        return Denial(RefuseReason.DEPENDENCY_FAILED, "ended before the jobs that it waited for were looked at", spec)
 
     async def _confined(self, claim: Claim, run: Run, admitted: Admitted, staged: Staged) -> Finish:
         tools, spec = self._tools, admitted.spec
@@ -137,11 +157,14 @@ class Supervisor(Runs):
             lambda chunks: tools.desk.log(claim, chunks),
             limit_bytes=spec.limits.output_bytes or tools.defaults.output_bytes,
             on_limit=lambda: run.stop("output_limit"),
+            watch=self._pipes,
         )
         timer = run.wall = WallTime(sandbox.timeout_of(spec, tools.defaults), lambda: run.stop("time_limit"))
+        if staged.line is not None:
+            staged.line.watch(lambda: run.stop("secret_leaked"))
         try:
             if not hurried:
-                await self._release(claim, run, spec, attempt)
+                await self._release(claim, run, spec, attempt, staged.authority)
             verdict = await attempt.verdict
             if not verdict.proved:
                 verdict = await self._insist(claim, run, attempt, verdict)
@@ -156,6 +179,7 @@ class Supervisor(Runs):
         if staged.line is not None:
             # The scrubber may still hold what the job wrote last.
             await capture.ended(SCRUB_S)
+            staged.line.hear()
         # Nothing but reading a result waits between verdict and proof, and no proof waits for the store.
         capture.drain()
         if hurried and (problem := attempt.unready(verdict)) is not None:
@@ -182,7 +206,7 @@ class Supervisor(Runs):
 
         The order stays: the ledger first, then the plan; the worker restricts itself before it reads the payload.
         """
-        once = spec.at_most_once or plan.mounts or spec.grants.net or spec.grants.secrets
+        once = spec.at_most_once or plan.mounts or spec.grants.net or spec.needs_broker
         if once or not isinstance(slot, Slot) or not slot.waits_for(plan, profile):
             return None
         payload = sandbox.payload_of(spec, claim.attempt)
@@ -228,7 +252,7 @@ class Supervisor(Runs):
             if known is not None:
                 self._tools.journal.remove(known)
 
-    async def _release(self, claim: Claim, run: Run, spec: JobSpec, attempt: Attempt) -> None:
+    async def _release(self, claim: Claim, run: Run, spec: JobSpec, attempt: Attempt, authority: str) -> None:
         """Let the restricted worker run: after the ledger, and for at-most-once jobs after the acknowledged mark."""
         if not self._may_start(claim, run, spec):
             return
@@ -237,7 +261,7 @@ class Supervisor(Runs):
         if spec.at_most_once and not await run.marked:
             return
         if not run.stopping:
-            await attempt.release(sandbox.payload_of(spec, claim.attempt))
+            await attempt.release(sandbox.payload_of(spec, claim.attempt, authority))
 
     def _may_start(self, claim: Claim, run: Run, spec: JobSpec) -> bool:
         """Write the ledger; return whether the job may run now."""
@@ -256,7 +280,7 @@ class Supervisor(Runs):
         return True
 
     def _mark(self, claim: Claim, spec: JobSpec) -> None:
-        event = self._tools.notary.event(EventType.JOB_STARTED, job=claim.job, attempt=claim.attempt, detail={})
+        event = self._tools.notary.turn_event(EventType.JOB_STARTED, job=claim.job, attempt=claim.attempt, detail={})
         mark = Start(claim, State.RUNNING, event.payload, event.signature)
         self._dispatcher.mark(mark, urgent=spec.at_most_once)
 

@@ -12,8 +12,21 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeVar, cast
 
 from node_agent.errors import InvariantError
-from node_agent.turns import Claim, Dead, Finish, FinishReply, KillWord, Orphan, Start, StartReply, Turn, TurnReply
-from runner.wire.states import RQ_STATUS, State
+from node_agent.turns import (
+    Claim,
+    Dead,
+    Finish,
+    FinishReply,
+    FinishResult,
+    KillWord,
+    Orphan,
+    Start,
+    StartReply,
+    Turn,
+    TurnReply,
+)
+from runner.wire.spec import priority_of
+from runner.wire.states import NODE_LOST, RQ_STATUS, State
 
 __all__ = ["Blobs", "claim_of", "deads", "leases", "orphans", "table", "text", "turn_document", "turn_reply", "word"]
 
@@ -54,6 +67,8 @@ def turn_document(
         ],
         "lanes": list(turn.lanes),
     }
+    if any("priority=" in lane for lane in turn.lanes):
+        document["points"] = [priority_of(lane) or 0 for lane in turn.lanes]
     if turn.held is not None:
         document["held"] = list(turn.held)
     return document, blobs
@@ -61,7 +76,7 @@ def turn_document(
 
 def turn_reply(turn: Turn, reply: object) -> tuple[TurnReply, list[list[object]]]:
     """Return the answers and the raw cutoff tables of a reply of turn.lua."""
-    parts = _items(reply, 11)
+    parts = _items(reply, 12)
     finishes = zip(turn.finishes, _items(parts[0], len(turn.finishes)), strict=True)
     starts = zip(turn.starts, _items(parts[1], len(turn.starts)), strict=True)
     answer = TurnReply(
@@ -75,6 +90,7 @@ def turn_reply(turn: Turn, reply: object) -> tuple[TurnReply, list[list[object]]
         counter=_number(parts[7]),
         more=parts[8] == 1,
         orphans=orphans(parts[10]),
+        lanes=tuple(text(lane) for lane in _items(parts[11])),
     )
     return answer, [_items(entry) for entry in _items(parts[9])]
 
@@ -148,7 +164,7 @@ def _mark(start: Start, blobs: Blobs) -> dict[str, object]:
         "state": start.state.value,
         "status": RQ_STATUS[start.state],
         "event": blobs.add(start.event),
-        "esig": start.event_signature,
+        "esig": str(start.event_signature),
     }
 
 
@@ -168,9 +184,11 @@ def _finish(finish: Finish, worker_name: Callable[[int], str], blobs: Blobs) -> 
         "value": blobs.add(b"" if finish.return_value is None else base64.b64encode(finish.return_value)),
         "failure": blobs.add(_packed(finish.failure) if failed else b""),
         "outcome": blobs.add(finish.outcome),
-        "osig": finish.outcome_signature,
+        "osig": str(finish.outcome_signature),
         "event": blobs.add(finish.event or b"{}"),
-        "esig": finish.event_signature,
+        "esig": str(finish.event_signature),
+        "delay": finish.delay_ms,
+        "crash": int(finish.state is State.LOST and finish.reason == NODE_LOST),
     }
 
 
@@ -181,10 +199,10 @@ def _packed(failure: str) -> bytes:
 def _finish_reply(finish: Finish, answer: object) -> FinishReply:
     parts = _items(answer)
     result = text(parts[0])
-    if result not in {"done", "stale", "killed"}:
+    if result not in {"done", "stale", "killed", "poison"}:
         raise InvariantError(f"unknown answer {result!r} to a finish")
     kill = _word(parts[1]) if len(parts) > 1 else None
-    return FinishReply(finish.claim.job, finish.claim.attempt, cast('Literal["done", "stale", "killed"]', result), kill)
+    return FinishReply(finish.claim.job, finish.claim.attempt, cast("FinishResult", result), kill)
 
 
 def _start_reply(start: Start, answer: object) -> StartReply:
@@ -194,7 +212,7 @@ def _start_reply(start: Start, answer: object) -> StartReply:
 
 
 def _claim(value: object) -> Claim:
-    job, attempt, lane, slot, execution, seq, data, oversized, odd = _items(value, 9)
+    job, attempt, lane, slot, execution, seq, data, oversized, odd, flow = _items(value, 10)
     return Claim(
         job=text(job),
         attempt=_number(attempt),
@@ -205,6 +223,7 @@ def _claim(value: object) -> Claim:
         data=cast("bytes", data),
         oversized=oversized == 1,
         odd=tuple(name for name in text(odd).split(",") if name),
+        flow=text(flow),
     )
 
 

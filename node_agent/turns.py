@@ -6,7 +6,7 @@ Called by rq_store (fills and reads them) and the dispatcher. Must never hold a 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from runner.wire.states import State
 
@@ -16,15 +16,27 @@ __all__ = [
     "Dead",
     "Finish",
     "FinishReply",
+    "FinishResult",
     "KillWord",
     "LeaseInfo",
     "Orphan",
     "Registration",
     "Start",
     "StartReply",
+    "Text",
     "Turn",
     "TurnReply",
 ]
+
+
+FinishResult = Literal["done", "stale", "killed", "poison"]
+
+
+class Text(Protocol):
+    """A text that is made when it is written: a signature over what goes out together."""
+
+    def __str__(self) -> str:
+        """Return it, always the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,8 @@ class Claim:
     job takes no slot. ``execution``: RQ's id of this attempt, empty when there is none. ``data``: the stored payload
     as it arrived, for ``payload.parse``; empty when ``oversized``. ``odd`` names what a job of ours never carries
     (callbacks, webhooks, meta, a foreign origin, ...): such a job is refused as bad_hash. ``retries`` and ``once``
-    are hints of the hash; the signed envelope decides.
+    are hints of the hash; the signed envelope decides. ``flow``: the limits that the claim was made under (limits.lua),
+    to be compared with the envelope's.
     """
 
     job: str
@@ -61,6 +74,7 @@ class Claim:
     data: bytes = b""
     oversized: bool = False
     odd: tuple[str, ...] = ()
+    flow: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +106,8 @@ class Finish:
     """The end of an attempt, to be written once.
 
     ``kind``: ``end`` is final (``state`` is an end state; ``outcome``/``event`` with their signatures are stored as
-    given); ``retry`` puts the job at the head of its lane for the next attempt (``event`` is job.retried);
+    given); ``retry`` puts the job at the head of its lane for the next attempt, or aside for ``delay_ms`` (``event`` is
+    job.retried);
     ``release`` gives back what was not started, uncounted (no event). ``started``: whether the job's own code may have
     run. ``return_value``: JSON bytes of a result, for RQ's readers; ``failure``: text of any other end.
     ``wall_s``: run time for the worker's statistics.
@@ -104,12 +119,13 @@ class Finish:
     reason: str | None = None
     started: bool = False
     outcome: bytes = b""
-    outcome_signature: str = ""
+    outcome_signature: str | Text = ""
     event: bytes = b""
-    event_signature: str = ""
+    event_signature: str | Text = ""
     return_value: bytes | None = None
     failure: str = ""
     wall_s: float = 0.0
+    delay_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +133,12 @@ class FinishReply:
     """``done``: written, exactly once. ``stale``: the fence is gone (another attempt or end); nothing was written.
 
     ``killed`` (for a retry, or an end as lost): a kill hits the job, nothing was written; finish it as killed, with
-    ``word``.
+    ``word``. ``poison`` (for a retry): the job has taken too many nodes with it, nothing was written; end it.
     """
 
     job: str
     attempt: int
-    result: Literal["done", "stale", "killed"]
+    result: FinishResult
     word: KillWord | None = None
 
 
@@ -133,7 +149,7 @@ class Start:
     claim: Claim
     state: State = State.RUNNING
     event: bytes = b""
-    event_signature: str = ""
+    event_signature: str | Text = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +184,7 @@ class TurnReply:
 
     ``counter``: the job counter (a cutoff above it is void). ``expired``: claims whose stored not_after has passed;
     the signed envelope decides. ``dropped``: ids in lanes without a waiting job. ``more``: lanes may hold more work.
+    ``lanes``: every lane there is, when there are others than the caller knew; then nothing was claimed.
     """
 
     finishes: tuple[FinishReply, ...] = ()
@@ -180,6 +197,7 @@ class TurnReply:
     counter: int = 0
     more: bool = False
     orphans: tuple[Orphan, ...] = ()
+    lanes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.app import App
+    from runner.canvas import Chain, Group, Signature, chain, chord, group
     from runner.context import current_job
     from runner.errors import (
         ConfigError,
+        DuplicateJobError,
         EnqueueError,
         InsideJobError,
         JobEndError,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         JobRefused,
         NotInJobError,
         ResultTimeoutError,
+        Retry,
         RingfenceError,
         StoreError,
         TaskNameError,
@@ -33,19 +36,30 @@ if TYPE_CHECKING:
         UnverifiedResultError,
         UsageError,
     )
+    from runner.flow import Flow
     from runner.grants import Grants, Secret
     from runner.guest.vault import SecretError, secret
     from runner.job import Job
     from runner.task import Task
+    from runner.wire.flow import Backoff, Concurrency, Rate, Unique
+    from runner.wire.passing import Failure
     from runner.wire.receipt import Outcome, Receipt
+    from runner.wire.sealed import Sealed
     from runner.wire.view import EventView, JobView, NodeView
 
 __all__ = [
     "App",
+    "Backoff",
+    "Chain",
+    "Concurrency",
     "ConfigError",
+    "DuplicateJobError",
     "EnqueueError",
     "EventView",
+    "Failure",
+    "Flow",
     "Grants",
+    "Group",
     "InsideJobError",
     "Job",
     "JobEndError",
@@ -59,23 +73,39 @@ __all__ = [
     "NodeView",
     "NotInJobError",
     "Outcome",
+    "Rate",
     "Receipt",
     "ResultTimeoutError",
+    "Retry",
     "RingfenceError",
+    "Sealed",
     "Secret",
     "SecretError",
+    "Signature",
     "StoreError",
     "Task",
     "TaskNameError",
+    "Unique",
     "UnsafeFileError",
     "UnverifiedResultError",
     "UsageError",
+    "chain",
+    "chord",
     "current_job",
+    "group",
     "secret",
 ]
 
 _HOMES = {
     "App": "runner.app",
+    "Chain": "runner.canvas",
+    "Group": "runner.canvas",
+    "Signature": "runner.canvas",
+    "chain": "runner.canvas",
+    "chord": "runner.canvas",
+    "group": "runner.canvas",
+    "Flow": "runner.flow",
+    "Failure": "runner.wire.passing",
     "current_job": "runner.context",
     "Grants": "runner.grants",
     "Secret": "runner.grants",
@@ -83,8 +113,13 @@ _HOMES = {
     "secret": "runner.guest.vault",
     "Job": "runner.job",
     "Task": "runner.task",
+    "Backoff": "runner.wire.flow",
+    "Concurrency": "runner.wire.flow",
+    "Rate": "runner.wire.flow",
+    "Unique": "runner.wire.flow",
     "Outcome": "runner.wire.receipt",
     "Receipt": "runner.wire.receipt",
+    "Sealed": "runner.wire.sealed",
     "EventView": "runner.wire.view",
     "JobView": "runner.wire.view",
     "NodeView": "runner.wire.view",

@@ -7,10 +7,11 @@ method asks the fleet for something, and never load the queue's libraries in a g
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from runner import context, request
+from runner.aio import apart, twin
 from runner.errors import UsageError
 from runner.job import Job
 from runner.place import Place
@@ -18,12 +19,17 @@ from runner.request import JobOptions
 from runner.task import Task
 from runner.wire.ids import DEFAULT_TENANT
 from runner.wire.receipt import PauseReceipt, Receipt
-from runner.wire.view import EventView, JobView, NodeView
+from runner.wire.view import EventView, JobView, NodeView, ScheduleView
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from runner.canvas import Signature
     from runner.client import Client
     from runner.orders import SelectorKind
+    from runner.repeating import Repeated
     from runner.wire.command import Selector
+    from runner.wire.schedule import Missed
 
 __all__ = ["App"]
 
@@ -73,8 +79,8 @@ class App:
         context.refuse_inside("app.command()")
         chosen = request.merged(JobOptions(), options)
         spec = request.build(chosen, argv=argv, tenant=self.place.tenant)
-        self.client().enqueue([spec])
-        return Job(self.place, spec.id, spec)
+        job_id = self.client().enqueue_one(spec, chosen.get("on_duplicate"))
+        return Job(self.place, job_id, spec if job_id == spec.id else None)
 
     def call(
         self,
@@ -87,8 +93,17 @@ class App:
         context.refuse_inside("app.call()")
         chosen = request.merged(JobOptions(), options)
         spec = request.build(chosen, task=task, args=args, kwargs=kwargs, tenant=self.place.tenant)
-        self.client().enqueue([spec])
-        return Job(self.place, spec.id, spec)
+        job_id = self.client().enqueue_one(spec, chosen.get("on_duplicate"))
+        return Job(self.place, job_id, spec if job_id == spec.id else None)
+
+    def enqueue_many(self, calls: Iterable[Signature[Any]]) -> list[Job[Any]]:
+        """Enqueue calls such as ``task.s(1)``, in batches of one round trip; return their handles in order.
+
+        Nothing is enqueued if one of them can't be made; batches of up to 200 are enqueued whole or not at all.
+        """
+        from runner import launching
+
+        return launching.enqueue_many(self.place, calls)
 
     def kill(
         self,
@@ -169,6 +184,86 @@ class App:
         )
         return pausing.pause_many(self.client(), "resume", chosen, tenant, reason=reason, wait_s=wait)
 
+    def schedule(
+        self,
+        name: str,
+        work: Task[Any, Any] | str | Sequence[str],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        cron: str | None = None,
+        every: float | None = None,
+        zone: str = "UTC",
+        missed: Missed = "once",
+        start: datetime | None = None,
+        end: datetime | None = None,
+        **options: Unpack[JobOptions],
+    ) -> ScheduleView:
+        """Have a task, a task by its name, or a command enqueued at each time of a rule (docs/schedules.md).
+
+        ``cron`` in ``zone``, or ``every`` so many seconds. A schedule of this name is replaced; if it is the same,
+        nothing changes: call it at every start. ``expires``: seconds after each due time. Raises as `command`.
+        """
+        context.refuse_inside("app.schedule()")
+        from runner import schedule
+
+        tenant = options.get("tenant") or self.place.tenant
+        template = schedule.template_of(name, work, args, kwargs, options, tenant)
+        times = schedule.Times(cron, every, zone, missed, start, end)
+        return schedule.add(self.client(), template, times, cast("float | None", options.get("expires")))
+
+    def schedules(self, *, tenant: str | None = None) -> list[ScheduleView]:
+        """Return the schedules of a tenant (the app's own by default) by name."""
+        from runner import schedule
+
+        return schedule.listed(self.client(), tenant or self.place.tenant)
+
+    def schedule_times(self, name: str, count: int = 5) -> list[str]:
+        """Return the next times of a schedule, paused or not. Raises UsageError, StoreError."""
+        from runner import schedule
+
+        return schedule.coming(self.client(), self.place.tenant, name, count)
+
+    def pause_schedule(self, name: str) -> None:
+        """Let nothing of a schedule be enqueued until it is resumed. Raises UsageError, StoreError."""
+        from runner import schedule
+
+        schedule.pause(self.client(), self.place.tenant, name)
+
+    def resume_schedule(self, name: str) -> None:
+        """Let a schedule go on with its next time; what was left out stays out. Raises UsageError, StoreError."""
+        from runner import schedule
+
+        schedule.resume(self.client(), self.place.tenant, name)
+
+    def unschedule(self, name: str) -> None:
+        """Remove a schedule; jobs that it enqueued stay. Raises UsageError, StoreError."""
+        from runner import schedule
+
+        schedule.remove(self.client(), self.place.tenant, name)
+
+    def retry(
+        self,
+        jobs: Sequence[str] = (),
+        *,
+        all_failed: bool = False,
+        since: float | None = None,
+        queue: str | None = None,
+        force: bool = False,
+    ) -> list[Repeated]:
+        """Run ended jobs again as new ones (see `Job.retry`): those named, or every failed one of the app's tenant.
+
+        ``since``: that ended in the last so many seconds. What could not be repeated is in the list with the reason.
+        Raises StoreError.
+        """
+        from runner import repeating
+
+        client = self.client()
+        if all_failed:
+            return list(repeating.repeat_all(client, self.place.tenant, since_s=since, queue=queue, force=force))
+        named = [self.job(job).id for job in jobs]
+        return [repeating.attempt(client, job, force=force) for job in named]
+
     def job(self, job_id: str) -> Job[object]:
         """Return the handle of a job by its id; asks nothing of the store. Raises GrammarError."""
         return Job(self.place, job_id)
@@ -190,6 +285,27 @@ class App:
         from runner import listing
 
         return listing.events(self.client(), tenant=tenant or self.place.tenant, follow=follow)
+
+    async def aevents(self, *, follow: bool = False, tenant: str | None = None) -> AsyncIterator[EventView]:
+        """`events` without blocking the event loop."""
+        async for event in apart(self.events(follow=follow, tenant=tenant)):
+            yield event
+
+    acommand = twin(command)
+    acall = twin(call)
+    aenqueue_many = twin(enqueue_many)
+    akill = twin(kill)
+    apause = twin(pause)
+    aresume = twin(resume)
+    ajobs = twin(jobs)
+    anodes = twin(nodes)
+    aretry = twin(retry)
+    aschedule = twin(schedule)
+    aschedules = twin(schedules)
+    aschedule_times = twin(schedule_times)
+    apause_schedule = twin(pause_schedule)
+    aresume_schedule = twin(resume_schedule)
+    aunschedule = twin(unschedule)
 
     def close(self) -> None:
         """Close this process's connection to the fleet; idempotent, and the app may be used again."""

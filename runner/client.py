@@ -27,12 +27,13 @@ from redis.connection import UnixDomainSocketConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
-from runner import keyring, trust
-from runner.errors import ConfigError, EnqueueError, StoreError
+from runner import keyring, sealing, trust
+from runner.errors import ConfigError, DuplicateJobError, EnqueueError, StoreError
 from runner.home import check_safe, locate
 from runner.place import Place
 from runner.scripts import loader, payload
-from runner.signing import Signer
+from runner.scripts.rows import row as row_of
+from runner.signing import MOST_SHARED, Signer
 from runner.wire import codec, record
 from runner.wire import spec as specs
 from runner.wire.card import NodeCard
@@ -41,7 +42,7 @@ from runner.wire.errors import WireError
 from runner.wire.keys import Keys
 from runner.wire.spec import JobSpec
 
-__all__ = ["Client", "Entry", "Reply", "connect", "disconnect", "shown_url"]
+__all__ = ["Client", "Entry", "Reply", "connect", "disconnect", "disconnect_all", "shown_url"]
 
 #: What a script replies, strings as bytes.
 Reply: TypeAlias = "int | bytes | list[Reply] | None"
@@ -50,9 +51,6 @@ Key: TypeAlias = "bytes | str | memoryview[int]"
 
 #: How long RQ keeps ended jobs, in seconds (DESIGN §4).
 RESULT_TTL_S: Final = 7 * 86_400
-#: RQ's own limit of a job lies this much above ours, in seconds.
-RQ_TIMEOUT_MARGIN_S: Final = 60
-DEFAULT_TIMEOUT_S: Final = 3600.0
 BATCH_JOBS: Final = 200
 _SOCKET_TIMEOUT_S: Final = 10.0
 #: A blocking read stays below the socket's timeout.
@@ -83,17 +81,33 @@ class Client:
         self._cards: tuple[NodeCard, ...] = ()
         self._cards_until = 0.0
 
-    def enqueue(self, jobs: Sequence[JobSpec]) -> list[int]:
+    def enqueue(self, jobs: Sequence[JobSpec], repeats: Mapping[str, str] | None = None) -> list[int]:
         """Sign and enqueue jobs, each batch of BATCH_JOBS all or none; return their sequence numbers.
 
+        ``repeats``: a job's id → the ended job that it repeats, which is done once.
+
         Raises:
-            EnqueueError: a job is too large. StoreError: nothing is known about the batch under way; the same jobs may
-            be sent again, none is enqueued twice.
+            DuplicateJobError: a unique name is taken, or somebody repeated that job. EnqueueError: a job is too large.
+            StoreError: nothing is known about the batch under way; the same jobs may be sent again, none is enqueued
+            twice.
         """
         seqs: list[int] = []
         for start in range(0, len(jobs), BATCH_JOBS):
-            seqs += self._enqueue(jobs[start : start + BATCH_JOBS])
+            seqs += self._enqueue(jobs[start : start + BATCH_JOBS], repeats or {})
         return seqs
+
+    def enqueue_one(self, job: JobSpec, on_duplicate: str | None = None) -> str:
+        """Enqueue a job and return its id; with "return", that of the holder if its unique name is taken.
+
+        Raises EnqueueError (DuplicateJobError is one), StoreError.
+        """
+        try:
+            self.enqueue([job])
+        except DuplicateJobError as error:
+            if on_duplicate != "return" or not error.holder:
+                raise
+            return error.holder
+        return job.id
 
     def script(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Reply:
         """Run one of our scripts atomically. Raises StoreError."""
@@ -179,9 +193,14 @@ class Client:
         """Close all connections; idempotent."""
         self._redis.close()
 
-    def _enqueue(self, jobs: Sequence[JobSpec]) -> list[int]:
-        rows = [_row(job) for job in jobs]
-        packed = [self._packed(job) for job in jobs]
+    def _enqueue(self, jobs: Sequence[JobSpec], repeats: Mapping[str, str]) -> list[int]:
+        now_ms = time.time_ns() // 1_000_000
+        rows = [row_of(job, now_ms) for job in jobs]
+        for row in rows:
+            if row["id"] in repeats:
+                row["again"] = repeats[str(row["id"])]
+        envelopes = [self._envelope(job) for job in jobs]
+        packed = [payload.pack(*pair) for pair in zip(envelopes, self._signed(envelopes), strict=True)]
         per_job = [
             key
             for job, row in zip(jobs, rows, strict=True)
@@ -194,15 +213,19 @@ class Client:
             # Ids are fresh: a duplicate can only be our own batch, sent again after a lost answer.
             if isinstance(error.__cause__, ResponseError) and "DUPLICATE" in str(error.__cause__):
                 return [self._seq(job.id) for job in jobs]
+            if (refusal := _refusal(error)) is not None:
+                raise refusal from None
             raise
         return list(cast("list[int]", reply))
 
     def _fleet_keys(self) -> list[str]:
         return [self.keys.seq(), self.keys.lanes(), self.keys.queues()]
 
-    def _packed(self, job: JobSpec) -> bytes:
+    def _envelope(self, job: JobSpec) -> bytes:
+        if job.sealed is not None:
+            job = sealing.seal(job, self.cards())
         try:
-            envelope = record.dumps(job)
+            envelope = record.dumps(job, bare=True)
         except WireError as error:
             raise EnqueueError(f"the job can't be written: {error}") from None
         if len(envelope) > specs.MAX_ENVELOPE_BYTES:
@@ -210,7 +233,14 @@ class Client:
             raise EnqueueError(
                 f"the job has {len(envelope)} bytes, the limit is {limit}: pass paths instead of contents"
             )
-        return payload.pack(envelope, self.signer.sign(Domain.JOB, envelope))
+        return envelope
+
+    def _signed(self, envelopes: Sequence[bytes]) -> list[str]:
+        """Sign a batch, few jobs under one signature: each verifies alone, and a node checks a signature once."""
+        signed: list[str] = []
+        for start in range(0, len(envelopes), MOST_SHARED):
+            signed += self.signer.sign_all([(Domain.JOB, each) for each in envelopes[start : start + MOST_SHARED]])
+        return signed
 
     def _seq(self, job_id: str) -> int:
         seq = self.fields(self.keys.job(job_id), ["rf_seq"]).get("rf_seq", b"")
@@ -246,6 +276,12 @@ def disconnect(place: Place) -> None:
         client = _clients.pop(place, None) if _owner[0] == os.getpid() else None
     if client is not None:
         client.close()
+
+
+def disconnect_all() -> None:
+    """Close every connection of this process."""
+    for place in tuple(_clients):
+        disconnect(place)
 
 
 def shown_url(url: str) -> str:
@@ -303,21 +339,19 @@ class _OwnSocket(UnixDomainSocketConnection):
         return sock
 
 
-def _row(job: JobSpec) -> dict[str, object]:
-    limit_s = job.limits.timeout_s or DEFAULT_TIMEOUT_S
-    return {
-        "id": job.id,
-        "lane": specs.lane_of(job),
-        "tenant": job.tenant,
-        "task": job.name,
-        "description": job.name,
-        "timeout": math.ceil(limit_s) + RQ_TIMEOUT_MARGIN_S,
-        "sel": "\n".join(specs.selectors_of(job)),
-        "tags": codec.dump(job.tags).decode("utf-8"),
-        "not_after": job.not_after_ms,
-        "retries": job.retry.count,
-        "once": int(job.at_most_once),
-    }
+def _refusal(error: StoreError) -> EnqueueError | None:
+    """Return why the store's script took none of a batch, if it said so."""
+    word, _, job = str(error.__cause__).partition(" ") if isinstance(error.__cause__, ResponseError) else ("", "", "")
+    if word == "UNKNOWN_AFTER":
+        return EnqueueError(f"nothing was enqueued: no job {job} to wait for; a wrong id, or it ended 7 days ago")
+    if word == "CROWDED_AFTER":
+        return EnqueueError(f"nothing was enqueued: 1,000 jobs wait for job {job} already; split the flow")
+    first, _, holder = job.partition(" ")
+    if word == "TAKEN":
+        return DuplicateJobError(f"nothing was enqueued: already queued as {holder}, which holds its name", holder)
+    if word == "REPEATED":
+        return DuplicateJobError(f"nothing was enqueued: job {first} was repeated already, as {holder}", holder)
+    return None
 
 
 def _entries(reply: object) -> list[Entry]:

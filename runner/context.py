@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from runner.errors import InsideJobError, NotInJobError
 
@@ -19,14 +19,13 @@ __all__ = ["Attempt", "CurrentJob", "current_job", "enter", "leave", "refuse_ins
 _MARK = "RINGFENCE_FDS"
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """What a job may know of itself."""
 
     job: str
     attempt: int
     task: str = ""
-    tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    tags: Mapping[str, str] = MappingProxyType({})
 
 
 _current: Attempt | None = None

@@ -6,12 +6,14 @@
     │   └── UsageError          a call that cannot mean anything: two selectors, a bad tag
     ├── StoreError              the queue's store did not answer (retryable)
     ├── EnqueueError            the job was not accepted; nothing was written
+    │   └── DuplicateJobError   another job holds its unique name, or has repeated the ended job already
     ├── TaskNameError           a function that no node could find by name
     ├── InsideJobError          enqueue from inside a job
     ├── NotInJobError           current_job outside a job
     ├── JobNotFoundError        the store knows no such job
     ├── ResultTimeoutError      the job had not ended in the time given (also a TimeoutError; retryable)
     ├── UnverifiedResultError   a stored end that no trusted node signed: never returned as a result
+    ├── Retry                   raised by a task inside a job: try me again later
     └── JobEndError             the job ended without a value; carries state, reason and the signed outcome
         ├── JobFailed
         ├── JobKilled
@@ -27,11 +29,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from runner.wire.flow import MAX_SPAN_S
 from runner.wire.receipt import Outcome
 from runner.wire.states import State
 
 __all__ = [
     "ConfigError",
+    "DuplicateJobError",
     "EnqueueError",
     "InsideJobError",
     "JobEndError",
@@ -43,6 +47,7 @@ __all__ = [
     "JobRefused",
     "NotInJobError",
     "ResultTimeoutError",
+    "Retry",
     "RingfenceError",
     "StoreError",
     "TaskNameError",
@@ -89,6 +94,32 @@ class EnqueueError(RingfenceError):
     """The job was not accepted, and nothing was written."""
 
     code = "enqueue"
+
+
+class DuplicateJobError(EnqueueError):
+    """A job that has not ended holds the unique name, or the ended job was repeated already; ``holder`` is its id."""
+
+    code = "duplicate_job"
+
+    def __init__(self, message: str, holder: str = "") -> None:
+        super().__init__(message)
+        self.holder = holder
+
+
+class Retry(RingfenceError):
+    """Raised inside a task: this attempt is over, the next one is due in ``in_s`` seconds.
+
+    It counts as an attempt: when none of the job's ``retries`` is left, the job ends as failed(exception).
+    """
+
+    code = "retry"
+    retryable = True
+
+    def __init__(self, message: str = "", *, in_s: float = 0.0) -> None:
+        if not 0 <= in_s <= MAX_SPAN_S:
+            raise UsageError("Retry takes in_s, a number of seconds from 0 to 366 days")
+        super().__init__(message or f"to be tried again in {in_s:g} s")
+        self.in_s = in_s
 
 
 class TaskNameError(RingfenceError):

@@ -49,7 +49,9 @@ class Secret:
     def to_wire(self) -> forms.SecretGrant:
         """Return the form that is signed."""
         if self.proxy is not None:
-            return forms.SecretGrant(self.name, "proxy", self.proxy)
+            grant = forms.SecretGrant(self.name, "proxy", self.proxy)
+            _wired(lambda one: one.destination, grant)
+            return grant
         if self.env is not None:
             return forms.SecretGrant(self.name, "env", self.env)
         return forms.SecretGrant(self.name, "file" if self.file else "get")
@@ -74,6 +76,7 @@ class Grants:
     pids: int | None = None
     disk: str | int | None = None
     exec: bool = True
+    service: bool = False
     _wire: forms.Grants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +105,7 @@ class Grants:
             pids=self.pids,
             disk_bytes=_size(self.disk, "disk"),
             no_exec=not self.exec,
+            service=self.service,
         )
 
 

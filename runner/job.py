@@ -6,38 +6,54 @@ no trusted node signed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, cast
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from runner.aio import apart, in_thread
 from runner.place import Place
 from runner.wire import ids
 from runner.wire.receipt import Outcome, PauseReceipt, Receipt
 from runner.wire.spec import JobSpec
+from runner.wire.values import ResultOf
 from runner.wire.view import EventView, JobView
 
 if TYPE_CHECKING:
     from runner.client import Client
+    from runner.results import End
 
 __all__ = ["Job"]
 
 R = TypeVar("R")
-T = TypeVar("T")
-P = ParamSpec("P")
 
-#: One step of a waiting async call; cancelling it takes at most this long.
-_STEP_S = 1.0
+#: How long one look of a waiting async call blocks its thread.
+_GLANCE_S = 0.001
 
 
 class Job(Generic[R]):
     """One job. Two handles with the same id are the same job; making one asks nothing of the store."""
 
-    __slots__ = ("_place", "_spec", "id")
+    __slots__ = ("_hints", "_place", "_spec", "id")
 
-    def __init__(self, place: Place, job_id: str, spec: JobSpec | None = None) -> None:
-        """``spec`` is what this process enqueued, if it did. Raises GrammarError for a bad id."""
+    def __init__(
+        self,
+        place: Place,
+        job_id: str,
+        spec: JobSpec | None = None,
+        hints: Mapping[str, type[object]] | None = None,
+    ) -> None:
+        """``spec`` is what this process enqueued, if it did; ``hints``: classes that the result may be built of.
+
+        Raises GrammarError for a bad id.
+        """
         self.id = ids.check_job_id(job_id)
+        self._hints = hints
         self._place = place
         self._spec = spec
+
+    @property
+    def output(self) -> ResultOf:
+        """What the job will have returned, as an argument of another job, which then waits for this one."""
+        return ResultOf(self.id)
 
     def status(self) -> JobView:
         """Return how the job stands now. Raises JobNotFoundError, StoreError."""
@@ -48,7 +64,7 @@ class Job(Generic[R]):
     def result(self, timeout: float | None = None, types: Iterable[type[object]] = ()) -> R:
         """Wait for the end and return the value; None of a command. ``timeout`` in seconds, None = as long as it takes.
 
-        Dataclasses and enums arrive as plain values unless their class is in ``types``.
+        Dataclasses and enums arrive as plain values unless the task's annotation, or ``types``, names their class.
 
         Raises:
             JobFailed, JobKilled, JobRefused, JobExpired, JobLost: with reason and signed evidence.
@@ -56,7 +72,7 @@ class Job(Generic[R]):
         """
         from runner import results
 
-        return cast("R", results.value(self._client(), self.id, self._spec, timeout, types))
+        return cast("R", results.value(self._client(), self.id, self._spec, timeout, types, self._hints))
 
     def outcome(self, timeout: float | None = None) -> Outcome:
         """Wait for the end and return the outcome that the node signed, whatever it is. Raises as `result` does."""
@@ -102,41 +118,83 @@ class Job(Generic[R]):
 
         return pausing.pause_job(self._client(), "resume", self.id, reason=reason, wait_s=wait)
 
+    def decide(
+        self, secret: str, approved: bool, attempt: int | None = None, reason: str = "", wait: float = 15.0
+    ) -> PauseReceipt:
+        """Say yes or no to a secret that the job waits for; return the receipt of its node.
+
+        It counts for one attempt, by default the present one; this key has to be trusted to operate. Raises StoreError,
+        JobNotFoundError, GrammarError.
+        """
+        from runner import approving
+
+        now = self.status().attempt if attempt is None else attempt
+        return approving.decide(self._client(), approved, self.id, now, secret, reason=reason, wait_s=wait)
+
+    def retry(self, force: bool = False) -> Job[R]:
+        """Run an ended job again as a new one with the same arguments, grants and limits; return the new handle.
+
+        It carries the tag ``retry_of`` and is made once; ``force``: again, and also one that finished, was killed or
+        was to run at most once. Only the key that signed the job can.
+
+        Raises:
+            UsageError: it has not ended, or needs ``force``. EnqueueError, JobNotFoundError, UnverifiedResultError,
+            StoreError.
+        """
+        from runner import repeating
+
+        spec = repeating.repeat(self._client(), self.id, force=force)
+        return Job(self._place, spec.id, spec, self._hints)
+
+    async def aretry(self, force: bool = False) -> Job[R]:
+        """`retry` without blocking the event loop."""
+        return await in_thread(self.retry, force)
+
     async def astatus(self) -> JobView:
         """`status` without blocking the event loop."""
-        return await _in_thread(self.status)
+        return await in_thread(self.status)
 
     async def aresult(self, timeout: float | None = None, types: Iterable[type[object]] = ()) -> R:
         """`result` without blocking the event loop; may be cancelled."""
         from runner import results
 
-        client = await _in_thread(self._client)
-        waiter = results.Waiter(client, self.id, self._spec, timeout)
-        while (end := await _in_thread(waiter.step, _STEP_S)) is None:
-            pass
-        return cast("R", results.value_of(end, types))
+        return cast("R", results.value_of(await self._end(timeout), types, self._hints))
+
+    async def aoutcome(self, timeout: float | None = None) -> Outcome:
+        """`outcome` without blocking the event loop; may be cancelled."""
+        return (await self._end(timeout)).outcome
 
     async def akill(self, reason: str = "", grace: float = 0.0, force: bool = False, wait: float = 15.0) -> Receipt:
         """`kill` without blocking the event loop."""
-        return await _in_thread(self.kill, reason, grace, force, wait)
+        return await in_thread(self.kill, reason, grace, force, wait)
 
     async def apause(self, reason: str = "", wait: float = 15.0) -> PauseReceipt:
         """`pause` without blocking the event loop."""
-        return await _in_thread(self.pause, reason, wait)
+        return await in_thread(self.pause, reason, wait)
 
     async def aresume(self, reason: str = "", wait: float = 15.0) -> PauseReceipt:
         """`resume` without blocking the event loop."""
-        return await _in_thread(self.resume, reason, wait)
+        return await in_thread(self.resume, reason, wait)
 
     async def alogs(self, follow: bool = False) -> AsyncIterator[tuple[int, bytes]]:
         """`logs` without blocking the event loop."""
-        async for part in _apart(await _in_thread(self.logs, follow)):
+        async for part in apart(await in_thread(self.logs, follow)):
             yield part
 
     async def aevents(self, follow: bool = False) -> AsyncIterator[EventView]:
         """`events` without blocking the event loop."""
-        async for event in _apart(await _in_thread(self.events, follow)):
+        async for event in apart(await in_thread(self.events, follow)):
             yield event
+
+    async def _end(self, timeout: float | None) -> End:
+        """Wait for the end; only looks at the job itself take a thread, and then for a moment."""
+        from runner import lookout, results
+
+        client = await in_thread(self._client)
+        waiter = results.Waiter(client, self.id, self._spec, timeout)
+        while (end := await in_thread(waiter.step, _GLANCE_S)) is None:
+            await lookout.ended(client, self.id, waiter.left_s)
+        return end
 
     def _client(self) -> Client:
         from runner.client import connect
@@ -151,17 +209,3 @@ class Job(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"
-
-
-def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-    """Call a blocking function in a thread."""
-    import asyncio  # costs a guest 20 ms for every task that merely names its app
-
-    return asyncio.to_thread(function, *args, **kwargs)
-
-
-async def _apart(items: Iterator[T]) -> AsyncIterator[T]:
-    """Step through a blocking iterator in a thread."""
-    end = object()
-    while (item := await _in_thread(next, items, end)) is not end:
-        yield cast("T", item)

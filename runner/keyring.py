@@ -166,16 +166,21 @@ def issue_card(
     tenants: Sequence[str] = ("*",),
     queues: Sequence[str] = ("*",),
     labels: dict[str, str] | None = None,
+    recipient: str | None = None,
 ) -> Path:
     """Sign a node's card with the fleet key of this home, valid 90 days, and return its file keys/node-NAME.card.
 
-    Without ``public`` the node's key is made (or read) here, as `up` needs it. Raises ConfigError, GrammarError.
+    Without ``public`` the node's key is made (or read) here, as `up` needs it. ``recipient``: the public half of what
+    its broker opens sealed arguments with; without it no job with such arguments runs there.
+
+    Raises:
+        ConfigError, GrammarError.
     """
     ids.check_node(node)
     fleet = load_key(home.key("fleet"))
     digits = node_key(home, node).public if public is None else _public_text(public)
     not_after_ms = time.time_ns() // 1_000_000 + CARD_TTL_S * 1000
-    card = NodeCard(node, digits, level, not_after_ms, tuple(tenants), tuple(queues), labels)
+    card = NodeCard(node, digits, level, not_after_ms, tuple(tenants), tuple(queues), labels, recipient)
     replace_file(home.card(node), trusts.pack_card(fleet, card), 0o644)
     return home.card(node)
 

@@ -18,8 +18,8 @@ from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
 from runner.wire.event import Event, EventType
 from runner.wire.receipt import Outcome
-from runner.wire.spec import JobSpec
-from runner.wire.states import State
+from runner.wire.spec import NEEDS_BROKER, JobSpec
+from runner.wire.states import END_STATES, State
 from runner.wire.times import iso, parse_ms
 from runner.wire.view import EventView, JobView, NodeView
 
@@ -27,9 +27,21 @@ __all__ = ["events", "jobs", "nodes", "view"]
 
 _WAIT_S = 1.0
 _BATCH = 500
+_SHOWN_JOBS = 3
 _MAX_EVENT_BYTES = 64 * 1024
 #: What scripts write, so that nobody signs it; any other unsigned event is dropped (attack 20).
-_UNSIGNED = frozenset({EventType.JOB_QUEUED, EventType.JOB_CLAIMED, EventType.JOB_KILL_REQUESTED})
+_UNSIGNED = frozenset(
+    {
+        *(EventType.JOB_SCHEDULED, EventType.JOB_DEFERRED, EventType.JOB_QUEUED),
+        *(EventType.JOB_CLAIMED, EventType.JOB_KILL_REQUESTED),
+    }
+)
+#: Why a job is set aside (rf_waits), in front of "at TIME".
+_SET_ASIDE = {
+    "retry": "its next attempt is due",
+    "rate": "its rate lets it start",
+    "concurrency": "it is in line for a place of its concurrency limit and looked at again, at the latest,",
+}
 _RQ_ONLY = {"started": State.RUNNING, "stopped": State.KILLED, "canceled": State.KILLED}
 
 
@@ -43,7 +55,12 @@ def view(client: Client, job_id: str, spec: JobSpec | None = None) -> JobView:
     if outcome is not None and last is not None:
         value = results.shown_value(outcome, last)
     waiting = None
-    if _text(found, "rf_state") == State.QUEUED:
+    if _text(found, "rf_state") == State.SCHEDULED:
+        why = _SET_ASIDE.get(_text(found, "rf_waits"), "it is due")
+        waiting = f"{why} at {_due(found) or 'an unknown time'}"
+    elif _text(found, "rf_state") == State.DEFERRED:
+        waiting = _waited_for(client, spec or results.checked_spec(client, job_id))
+    elif _text(found, "rf_state") == State.QUEUED:
         waiting = _waiting(client, job_id, results.lane_for(client, job_id, spec, found))
     return _job(job_id, found, outcome, value, waiting)
 
@@ -205,6 +222,8 @@ def _job(
         waiting=waiting,
         tail=(outcome.tail or None) if outcome is not None else None,
         verified=outcome is not None,
+        due_at=_due(found),
+        repeated_as=_text(found, "rf_repeated") or None,
     )
 
 
@@ -238,13 +257,26 @@ def _waiting(client: Client, job_id: str, lane: str) -> str | None:
         return f"no live node serves queue {queue}"
     fitting = [node for node in fitting if results.serves(_as_card(node), tenant, lane)]
     if not fitting:
-        return f"no live node of queue {queue} meets {needs}"
-    ready = [node for node in fitting if node.state == "ready"]
+        asked = ",".join(need for need in needs.split(",") if not need.startswith("priority="))
+        return f"no live node of queue {queue} meets {asked}"
+    # Without its broker a node still runs what needs none.
+    fit = {"ready"} if NEEDS_BROKER in needs.split(",") else {"ready", "degraded(broker)"}
+    ready = [node for node in fitting if node.state in fit]
     if not ready:
         return f"every fitting node is not ready: {', '.join(f'{node.name} {node.state}' for node in fitting)}"
     if all(node.busy >= node.slots for node in ready):
         return "every slot of the fitting nodes is busy"
     return None
+
+
+def _waited_for(client: Client, spec: JobSpec | None) -> str:
+    """Say whose ends a deferred job waits for; by the store's word of their states."""
+    if spec is None or spec.after is None:
+        return "it waits for other jobs to end"
+    rows = client.many_fields([client.keys.job(job) for job in spec.after.jobs], ["rf_state"])
+    left = [job for job, row in zip(spec.after.jobs, rows, strict=True) if _text(row, "rf_state") not in END_STATES]
+    shown = ", ".join(left[:_SHOWN_JOBS])
+    return f"it waits for {len(left)} of {len(rows)} jobs to end" + (f": {shown}" if shown else "")
 
 
 def _as_card(node: NodeView) -> NodeCard:
@@ -263,6 +295,11 @@ def _tags(data: bytes) -> dict[str, str]:
 def _time(found: Mapping[str, bytes], name: str) -> str | None:
     stamp_ms = parse_ms(_text(found, name))
     return iso(stamp_ms) if stamp_ms is not None else None
+
+
+def _due(found: Mapping[str, bytes]) -> str | None:
+    stamp = _text(found, "rf_due")
+    return iso(int(stamp)) or None if stamp.isascii() and stamp.isdigit() and len(stamp) <= 16 else None
 
 
 def _is_job_id(text: str) -> bool:

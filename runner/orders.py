@@ -55,13 +55,15 @@ def selector(kind: SelectorKind | Literal["all"], name: str = "") -> Selector:
 
 
 def command(
-    op: Literal["kill", "pause", "resume"],
+    op: Literal["kill", "pause", "resume", "approve", "deny"],
     chosen: Selector,
     tenants: tuple[str, ...] | None,
     *,
     reason: str = "",
     grace_s: float = 0.0,
     force: bool = False,
+    secret: str | None = None,
+    attempt: int | None = None,
 ) -> Command:
     """Return a command of now. Raises UsageError."""
     now_us = time.time_ns() // 1000
@@ -78,6 +80,8 @@ def command(
             reason=reason,
             by=_operator(),
             sequence=0 if op == "kill" else now_us,
+            secret=secret,
+            attempt=attempt,
         )
     except WireError as error:
         raise UsageError(str(error)) from None

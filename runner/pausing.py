@@ -1,7 +1,7 @@
 """Pause and resume from afar: a signed command for jobs that run now, and the receipts that answer it.
 
-Called by job handles, app and command line. Must never report a job as paused without a receipt for exactly this
-command, signed by the node that holds the job (attack 21). Unlike a kill, a pause that nobody answers is over.
+Called by job handles, app, command line and approving. Must never report a job as paused without a receipt for exactly
+this command, signed by the node that holds the job (attack 21). Unlike a kill, a pause that nobody answers is over.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Final, Literal, cast
 
 from runner import orders
 from runner.client import Client
+from runner.errors import UsageError
 from runner.orders import STEP_S, Replies
 from runner.wire import ids
 from runner.wire.command import Command, Selector
 from runner.wire.receipt import KillDone, PauseReceipt
 from runner.wire.times import iso
 
-__all__ = ["pause_job", "pause_many"]
+__all__ = ["answered", "pause_job", "pause_many"]
 
 Op = Literal["pause", "resume"]
 _Local = Literal["not_running", "already_ended", "unknown", "unconfirmed"]
@@ -28,6 +29,11 @@ _KNOWN: Final[dict[str, _Local]] = {"unknown": "unknown", "ended": "already_ende
 def pause_job(client: Client, op: Op, job_id: str, *, reason: str = "", wait_s: float = 15.0) -> PauseReceipt:
     """Pause or resume one job and return the receipt of the node that runs it. Raises StoreError, GrammarError."""
     command = orders.command(op, Selector("job", ids.check_job_id(job_id)), None, reason=reason)
+    return answered(client, command, job_id, wait_s)
+
+
+def answered(client: Client, command: Command, job_id: str, wait_s: float) -> PauseReceipt:
+    """Send a command to the node that holds one job, and return its receipt. Raises StoreError."""
     spot = [client.keys.job(job_id)]
     word, *rest = orders.words(client.script("pause", spot, [orders.document(client, command, "job", job=job_id)]))
     if word in _KNOWN:
@@ -91,11 +97,12 @@ def _local(
 ) -> PauseReceipt:
     """What this client knows by itself: not signed, and never a confirmed pause."""
     now_ms = time.time_ns() // 1_000_000
-    op: Op = "pause" if command.op == "pause" else "resume"
+    if command.op == "kill":
+        raise UsageError("a kill has receipts of its own")
     return PauseReceipt(
         job=job_id,
         command=command.id,
-        op=op,
+        op=command.op,
         outcome=outcome,
         state=state,
         done_at=iso(now_ms),

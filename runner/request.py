@@ -6,33 +6,54 @@ to guess about.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final, TypedDict, cast
+from datetime import datetime
+from typing import Final, Literal, Protocol, TypedDict, cast
 
+from runner import limits
 from runner.errors import UsageError
 from runner.grants import Grants
 from runner.wire import grants as forms
-from runner.wire import ids, values
+from runner.wire import ids, passing, sealed, values
+from runner.wire.codec import Json
 from runner.wire.errors import ValueTypeError, WireError
-from runner.wire.flow import RetryRule
+from runner.wire.flow import After, Backoff, Concurrency, Rate, Unique
+from runner.wire.sealed import Sealed
 from runner.wire.spec import MAX_ENVELOPE_BYTES, JobSpec, Limits
 
 __all__ = ["JobOptions", "build", "merged", "parse_tag", "parse_tags"]
 
 #: A job that no node started within this time is void (DESIGN §4).
 DEFAULT_EXPIRES_S: Final = 7 * 86_400.0
+#: How far ahead a job may be put off, and expire, in seconds: kills remember it for so long.
+MAX_AHEAD_S: Final = 366 * 86_400.0
+MAX_EXPIRES_S: Final = 390 * 86_400.0
 #: Arguments share the envelope with everything else.
 MAX_ARGUMENTS_BYTES: Final = MAX_ENVELOPE_BYTES - 64 * 1024
 _TAG: Final = re.compile(r"([a-zA-Z0-9][a-zA-Z0-9_.-]{0,63})[:=](.*)", re.DOTALL)
 
 
+class HasId(Protocol):
+    """The handle of a job."""
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+
+
 class JobOptions(TypedDict, total=False):
     """What a task, one call of it or a command may set. Times in seconds.
 
-    ``tags``: a mapping, or texts ``key=value``. ``timeout``: limit of one attempt. ``expires``: void if not started by
-    then. ``fresh``: a sandbox that no other job used before. ``trusted``: may run below level B where policy agrees.
+    ``tags``: a mapping, or texts ``key=value``. ``timeout``: limit of one attempt. ``eta``, ``countdown``: not before
+    this aware datetime, or so many seconds from now. ``expires``: void if not started by then, in seconds from now or
+    an aware datetime; default 7 days after the job may start. ``fresh``: a sandbox that no other job used before.
+    ``trusted``: may run below level B where policy agrees. ``after``: jobs (handles or ids) that must have ended first;
+    those whose `Job.output` is an argument are among them. ``on_failure``: what to do if one of them did not finish.
+    ``backoff``, ``retry_on``, ``never_on``: see RetryRule and limits.retry_rule. ``unique``: a name that one job holds
+    at a time; ``on_duplicate``: raise DuplicateJobError, or return the holder's handle. ``priority``: docs/queue.md.
     """
 
     queue: str
@@ -40,11 +61,20 @@ class JobOptions(TypedDict, total=False):
     node: str
     labels: Mapping[str, str]
     retries: int
+    backoff: float | Backoff
+    retry_on: Sequence[str]
+    never_on: Sequence[str]
+    unique: str | Unique
+    on_duplicate: Literal["error", "return"]
+    rate: Rate
+    concurrency: Concurrency
     timeout: float
-    expires: float
+    eta: datetime
+    countdown: float
+    expires: float | datetime
     grants: Grants
     tags: Mapping[str, str] | Sequence[str]
-    env: Mapping[str, str]
+    env: Mapping[str, str | Sealed]
     cwd: str
     group: str
     priority: int
@@ -52,6 +82,8 @@ class JobOptions(TypedDict, total=False):
     at_most_once: bool
     fresh: bool
     trusted: bool
+    after: Sequence[HasId | str] | HasId | str
+    on_failure: Literal["refuse", "run"]
 
 
 _KNOWN: Final = frozenset(JobOptions.__annotations__)
@@ -80,22 +112,28 @@ def build(
 ) -> JobSpec:
     """Return the job, with a fresh id and nonce. Raises UsageError, ValueTypeError (names the path to the argument)."""
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    held: list[Sealed] = []
     if isinstance(argv, str):
         raise UsageError("a command is a list of words, such as ['sh', '-c', 'echo hi']")
     try:
         tenant = ids.check_tenant(options.get("tenant") or tenant)
+        words = values.encode(list(args), MAX_ARGUMENTS_BYTES, "args", held)
+        named = values.encode(dict(kwargs or {}), MAX_ARGUMENTS_BYTES, "kwargs", held)
+        env = options.get("env") or {}
+        not_before_ms, not_after_ms = _window(options, now)
         return JobSpec(
             id=ids.new_job_id(tenant),
             tenant=tenant,
             queue=options.get("queue") or "agents",
             nonce=ids.new_nonce(),
-            not_before_ms=now,
-            not_after_ms=now + int(1000 * options.get("expires", DEFAULT_EXPIRES_S)),
+            not_before_ms=not_before_ms,
+            not_after_ms=not_after_ms,
             task=task,
             argv=None if argv is None else tuple(argv),
-            args=tuple(cast("list[object]", values.encode(list(args), MAX_ARGUMENTS_BYTES, "args"))),
-            kwargs=cast("dict[str, object]", values.encode(dict(kwargs or {}), MAX_ARGUMENTS_BYTES, "kwargs")),
-            env=dict(options.get("env") or {}),
+            args=tuple(cast("list[object]", words)),
+            kwargs=cast("dict[str, object]", named),
+            env={name: text for name, text in env.items() if isinstance(text, str)},
+            sealed=_sealed(words, named, held, env),
             cwd=options.get("cwd"),
             labels=dict(options.get("labels") or {}),
             node=options.get("node"),
@@ -104,11 +142,17 @@ def build(
             profile="fresh" if options.get("fresh", False) else "default",
             grants=options["grants"].to_wire() if "grants" in options else forms.Grants(),
             limits=Limits(timeout_s=_timeout(options.get("timeout"))),
-            retry=RetryRule(options.get("retries", 0)),
+            retry=limits.retry_rule(
+                options.get("retries", 0), options.get("backoff"), options.get("retry_on"), options.get("never_on")
+            ),
+            unique=_unique(options),
+            rate=options.get("rate"),
+            concurrency=options.get("concurrency"),
             at_most_once=options.get("at_most_once", False),
             priority=options.get("priority", 0),
             group=options.get("group"),
             tags=parse_tags(options.get("tags")),
+            after=_after(options, (words, named)),
         )
     except ValueTypeError:
         raise
@@ -131,6 +175,59 @@ def parse_tags(tags: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]
     if isinstance(tags, Mapping):
         return dict(tags)
     return dict(parse_tag(text) for text in tags or ())
+
+
+def _unique(options: JobOptions) -> Unique | None:
+    if options.get("on_duplicate") not in {None, "error", "return"}:
+        raise UsageError("on_duplicate is error or return")
+    if options.get("on_duplicate") is not None and "unique" not in options:
+        raise UsageError("on_duplicate says what happens if a unique name is taken: give one with unique")
+    return limits.unique_of(options.get("unique"))
+
+
+def _after(options: JobOptions, encoded: Sequence[Json]) -> After | None:
+    """Return what the job waits for: the jobs of the option, and those whose results its arguments ask for."""
+    asked = options.get("after") or ()
+    named = [asked] if isinstance(asked, str) or not isinstance(asked, Sequence) else asked
+    found = dict.fromkeys(one if isinstance(one, str) else one.id for one in named)
+    found |= dict.fromkeys(sorted(passing.references(encoded)))
+    return After(tuple(found), options.get("on_failure") or "refuse") if found else None
+
+
+def _sealed(words: Json, named: Json, held: Sequence[Sealed], env: Mapping[str, object]) -> dict[str, object] | None:
+    """Return the sealed values by their place; the client encrypts them once it knows for whom."""
+    found: dict[str, object] = dict(zip(sealed.places(words, named), held, strict=True))
+    found |= {sealed.place_of(sealed.ENV, name): value for name, value in env.items() if isinstance(value, Sealed)}
+    return found or None
+
+
+def moment_ms(moment: object, option: str) -> int:
+    """Return the Unix milliseconds of an aware datetime. Raises UsageError for one without a zone."""
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        raise UsageError(f"{option} needs a time with a zone, such as datetime.now(UTC) + timedelta(hours=1)")
+    return round(moment.timestamp() * 1000)
+
+
+def _window(options: JobOptions, now: int) -> tuple[int, int]:
+    """Return from when until when the job may start, in Unix milliseconds. Raises UsageError."""
+    eta, countdown, expires = options.get("eta"), options.get("countdown"), options.get("expires")
+    if eta is not None and countdown is not None:
+        raise UsageError("eta and countdown are two ways to say one thing: give one of them")
+    start = now
+    if eta is not None:
+        start = max(now, moment_ms(eta, "eta"))
+    elif countdown is not None:
+        if not 0 <= countdown <= MAX_AHEAD_S:
+            raise UsageError("countdown is a number of seconds from 0 to 366 days")
+        start = now + math.ceil(1000 * countdown)
+    if start > now + 1000 * MAX_AHEAD_S:
+        raise UsageError("a job can be put off by at most 366 days; use a schedule (docs/schedules.md)")
+    if expires is None:
+        return start, start + int(1000 * DEFAULT_EXPIRES_S)
+    end = moment_ms(expires, "expires") if isinstance(expires, datetime) else now + int(1000 * expires)
+    if not start < end <= now + 1000 * MAX_EXPIRES_S:
+        raise UsageError("expires is later than the job's start, and at most 390 days from now")
+    return start, end
 
 
 def _timeout(value: float | None) -> float | None:

@@ -19,14 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from runner import signing
+from runner import signing, trust
 from runner.client import Client, Entry
 from runner.errors import JobNotFoundError, ResultTimeoutError, UnverifiedResultError, end_error
 from runner.scripts import payload
-from runner.wire import codec, ids, record, values
+from runner.trust import serves
+from runner.wire import codec, values
+from runner.wire import schedule as schedules
 from runner.wire import spec as specs
-from runner.wire.card import NodeCard
-from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
 from runner.wire.receipt import Outcome
 from runner.wire.spec import JobSpec
@@ -36,6 +36,7 @@ __all__ = [
     "FIELDS",
     "End",
     "Waiter",
+    "checked_spec",
     "lane_for",
     "logs",
     "outcome_by_origin",
@@ -50,12 +51,12 @@ __all__ = [
 #: The fields of a job hash that readers need.
 FIELDS: Final = (
     *("rf_state", "rf_reason", "rf_outcome", "rf_outcome_sig", "rf_attempt", "rf_claim", "rf_task", "rf_tags"),
-    *("status", "origin", "description", "created_at", "enqueued_at", "started_at", "ended_at"),
+    *("status", "origin", "description", "created_at", "enqueued_at", "started_at", "ended_at", "rf_due", "rf_waits"),
+    "rf_repeated",
 )
 #: A waiting call looks at the job itself at least this often, should a wake-up be lost.
 _LOOK_S: Final = 1.0
 _LOG_BATCH: Final = 200
-_MAX_OUTCOME_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +68,27 @@ class End:
 
 
 def value(
-    client: Client, job_id: str, spec: JobSpec | None, timeout_s: float | None, types: Iterable[type[object]] = ()
+    client: Client,
+    job_id: str,
+    spec: JobSpec | None,
+    timeout_s: float | None,
+    types: Iterable[type[object]] = (),
+    hints: Mapping[str, type[object]] | None = None,
 ) -> object:
     """Wait for the end and return the value. Raises as `Job.result` says."""
-    return value_of(wait(client, job_id, spec, timeout_s), types)
+    return value_of(wait(client, job_id, spec, timeout_s), types, hints)
 
 
-def value_of(end: End, types: Iterable[type[object]] = ()) -> object:
-    """Return the value of a finished job. Raises JobEndError of the fitting class for any other end."""
+def value_of(end: End, types: Iterable[type[object]] = (), hints: Mapping[str, type[object]] | None = None) -> object:
+    """Return the value of a finished job, built of ``types`` and ``hints``. Raises JobEndError for any other end."""
     if end.outcome.state != State.FINISHED:
         raise end_error(end.outcome)
     if end.value is None:
         return None
-    return values.loads(end.value, {values.type_name(cls): cls for cls in types})
+    named = {values.type_name(cls): cls for cls in types}
+    if hints is not None and not named:
+        return values.loads(end.value, hints)
+    return values.loads(end.value, {**(hints or {}), **named})
 
 
 def wait(client: Client, job_id: str, spec: JobSpec | None, timeout_s: float | None) -> End:
@@ -104,6 +113,11 @@ class Waiter:
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._stream = client.keys.results(job_id)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the time given is over, None if none was given."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def step(self, longest_s: float) -> End | None:
         """Look at the job, then wait up to ``longest_s`` for a sign of its end. Raises as `wait`."""
@@ -161,25 +175,8 @@ def shown_value(outcome: Outcome, last: Entry) -> object:
 def lane_for(client: Client, job_id: str, spec: JobSpec | None, found: Mapping[str, bytes]) -> str:
     """Return the lane whose requirements a node's card must meet; from a checked envelope if possible."""
     if spec is None:
-        spec = _checked_spec(client, job_id)
+        spec = checked_spec(client, job_id)
     return specs.lane_of(spec) if spec is not None else _text(found, "origin")
-
-
-def serves(card: NodeCard, tenant: str, lane: str) -> bool:
-    """Return whether the card covers tenant, queue and every requirement of the lane (node pin, level, labels)."""
-    queue, _, needs = lane.partition("@")
-    labels = card.labels or {}
-    for need in needs.split(",") if needs else ():
-        name, _, wanted = need.partition("=")
-        if name == "node":
-            met = card.node == wanted
-        elif name == "level":
-            met = card.level <= wanted
-        else:
-            met = labels.get(name) == wanted
-        if not met:
-            return False
-    return card.may_serve(tenant, queue)
 
 
 def logs(client: Client, job_id: str, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -226,36 +223,23 @@ def _log_part(entry: Entry) -> tuple[int, bytes]:
 
 def _signed_for(client: Client, job_id: str, lane: str, found: Mapping[str, bytes]) -> Outcome | None:
     data, signature = found.get("rf_outcome", b""), _text(found, "rf_outcome_sig")
-    label, tenant = signing.signer_of(signature), ids.tenant_of(job_id)
-    for fresh in (False, True) if label else ():
-        for card in client.cards(fresh=fresh):
-            fits = signing.key_id_of(card.public) == label and card.may_serve(tenant, lane.partition("@")[0])
-            if fits and signing.verify(card.public, Domain.OUTCOME, data, signature):
-                outcome = _outcome(job_id, card, data)
-                # A node that is gone can't say so: of a job's loss, any that serves its queue may tell.
-                told = (outcome is not None and outcome.state == State.LOST) or serves(card, tenant, lane)
-                return outcome if told else None
+    for fresh in (False, True) if signing.signer_of(signature) else ():
+        outcome = trust.signed_outcome(client.cards(fresh=fresh), job_id, lane, data, signature)
+        if outcome is not None:
+            return outcome
     return None
 
 
-def _outcome(job_id: str, card: NodeCard, data: bytes) -> Outcome | None:
-    try:
-        outcome = record.loads(Outcome, data, limit_bytes=_MAX_OUTCOME_BYTES)
-    except WireError:
-        return None
-    genuine = outcome.job == job_id and outcome.node == card.node and outcome.state in END_STATES
-    return outcome if genuine else None
-
-
-def _checked_spec(client: Client, job_id: str) -> JobSpec | None:
+def checked_spec(client: Client, job_id: str) -> JobSpec | None:
     """The job as it was signed, if the signer is one that this client knows."""
     data = client.fields(client.keys.job(job_id), ["data"]).get("data", b"")
     try:
         found = payload.parse(data)
         known = [key for key in client.publics if signing.key_id_of(key) == signing.signer_of(found.signature)]
-        if not any(signing.verify(key, Domain.JOB, found.envelope, found.signature) for key in known):
+        domain = schedules.domain_of(found.occurrence)
+        if not any(signing.verify(key, domain, found.envelope, found.signature) for key in known):
             return None
-        spec = specs.decode(found.envelope)
+        spec = schedules.job_of(found.envelope, found.occurrence)
     except WireError:
         return None
     return spec if spec.id == job_id else None

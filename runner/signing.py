@@ -6,6 +6,10 @@ verifies. Must never sign or verify without a domain, and never look a key up by
 A signature travels as text ``KEYID.BASE64URL``: the signer's key id (16 hex digits, a label for the look-up only), a
 dot, and the 64 signature bytes in base64url without padding. It covers the bytes as they travel; nothing is re-encoded
 to verify it, except the one-file form of a receipt (`verify_receipt`).
+
+Several records that are signed in the same moment share one signature, over the root of a hash tree (`sign_all`); each
+then carries its own way to the root, ``KEYID.BASE64URL.INDEX.BASE64URL``, and verifies alone. Source of the tree's
+form: RFC 6962 section 2.1, leaves and inner nodes hashed apart.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import dataclasses
 import functools
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from nacl.bindings import (
@@ -34,9 +39,26 @@ from runner.wire import record
 from runner.wire.envelope import Domain, signing_bytes
 from runner.wire.receipt import PauseReceipt, Receipt
 
-__all__ = ["Signer", "key_id_of", "new_private", "signed_receipt", "signer_of", "verify", "verify_receipt"]
+__all__ = [
+    "MOST_SHARED",
+    "Signer",
+    "key_id_of",
+    "new_private",
+    "signed_receipt",
+    "signer_of",
+    "verify",
+    "verify_receipt",
+]
 
-_SIGNATURE: Final = re.compile(r"([0-9a-f]{16})\.([A-Za-z0-9_-]{86})")
+#: Most records under one signature.
+MOST_SHARED: Final = 16
+#: A way to the root: as many hashes as the tree has levels.
+_SIGNATURE: Final = re.compile(
+    r"([0-9a-f]{16})\.([A-Za-z0-9_-]{86})(?:\.([0-9]|1[0-5])\.((?:[A-Za-z0-9_-]{43}|[A-Za-z0-9_-]{86}"
+    r"|[A-Za-z0-9_-]{128}|[A-Za-z0-9_-]{171})))?"
+)
+#: Fills a tree up; the hash of nothing.
+_NOBODY: Final = bytes(hashlib.sha256().digest_size)
 _PUBLIC: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -58,7 +80,26 @@ class Signer:
     def sign(self, domain: Domain, payload: bytes) -> str:
         """Return the signature text over ``payload`` in ``domain``."""
         signature = crypto_sign(signing_bytes(domain, payload), self._secret)[:crypto_sign_BYTES]
-        return f"{self.key_id}.{base64.urlsafe_b64encode(signature).decode('ascii').rstrip('=')}"
+        return f"{self.key_id}.{_text(signature)}"
+
+    def sign_all(self, records: Sequence[tuple[Domain, bytes]]) -> list[str]:
+        """Return a signature text for each of at most MOST_SHARED records; together they cost one signature."""
+        if len(records) == 1:
+            return [self.sign(*records[0])]
+        if len(records) > MOST_SHARED:
+            raise ValueError(f"at most {MOST_SHARED} records share a signature")
+        levels = [[_leaf(domain, payload) for domain, payload in records]]
+        while len(levels[-1]) > 1:
+            below = levels[-1]
+            if len(below) % 2:
+                below.append(_NOBODY)
+            levels.append([_node(below[i], below[i + 1]) for i in range(0, len(below), 2)])
+        start = self.sign(Domain.SHARED, levels.pop()[0])
+        ways = (
+            b"".join([level[number >> height ^ 1] for height, level in enumerate(levels)])
+            for number in range(len(records))
+        )
+        return [f"{start}.{number}.{_text(way)}" for number, way in enumerate(ways)]
 
     def __repr__(self) -> str:
         return f"Signer({self.key_id})"
@@ -93,12 +134,50 @@ def verify(public: str, domain: Domain, payload: bytes, signature: str) -> bool:
         return False
     try:
         raw = base64.urlsafe_b64decode(match[2] + "==")
-        if len(raw) != crypto_sign_BYTES or len(bytes.fromhex(public)) != crypto_sign_PUBLICKEYBYTES:
-            return False
+        if match[3] is None:
+            return _holds(public, raw, domain, payload)
+        root = _root(_leaf(domain, payload), int(match[3]), base64.urlsafe_b64decode(match[4] + "=="))
+    except binascii.Error:
+        return False
+    return root is not None and _holds_shared(public, raw, root)
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode("ascii").rstrip("=")
+
+
+def _leaf(domain: Domain, payload: bytes) -> bytes:
+    return hashlib.sha256(b"\0" + signing_bytes(domain, payload)).digest()
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\1" + left + right).digest()
+
+
+def _root(found: bytes, number: int, way: bytes) -> bytes | None:
+    """Return the root above leaf ``found``, or None if ``way`` is none of a tree in which it has that number."""
+    size = len(_NOBODY)
+    for start in range(0, len(way), size):
+        beside = way[start : start + size]
+        found = _node(beside, found) if number & 1 else _node(found, beside)
+        number >>= 1
+    return None if number or len(way) % size else found
+
+
+def _holds(public: str, raw: bytes, domain: Domain, payload: bytes) -> bool:
+    if len(raw) != crypto_sign_BYTES or len(bytes.fromhex(public)) != crypto_sign_PUBLICKEYBYTES:
+        return False
+    try:
         crypto_sign_open(raw + signing_bytes(domain, payload), bytes.fromhex(public))
-    except (BadSignatureError, NaclValueError, binascii.Error):
+    except (BadSignatureError, NaclValueError):
         return False
     return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _holds_shared(public: str, raw: bytes, root: bytes) -> bool:
+    """Remembered, because the records under one signature mostly come to the same reader."""
+    return _holds(public, raw, Domain.SHARED, root)
 
 
 def signed_receipt(signer: Signer, receipt: Receipt | PauseReceipt) -> tuple[bytes, str]:

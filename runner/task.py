@@ -11,14 +11,21 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, ParamSpec, TypeVar, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, Unpack
 
 from runner import context, request
+from runner.aio import in_thread
 from runner.errors import TaskNameError, UsageError
 from runner.job import Job
 from runner.place import Place
 from runner.request import JobOptions
+from runner.wire.hints import Hinted
+
+if TYPE_CHECKING:
+    from runner.canvas import Group, Signature, Step
+    from runner.flow import Flow
 
 __all__ = ["REGISTRY", "Task", "name_of"]
 
@@ -26,6 +33,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MAIN: Final = "__main__"
+_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class Task(Generic[P, R]):
@@ -36,11 +44,11 @@ class Task(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R], place: Place, options: JobOptions) -> None:
         """Register ``function`` under its name. Raises TaskNameError, UsageError (async function, bad options)."""
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        if _is_async(function):
             raise UsageError(f"task {function.__qualname__} is async: make it a plain function that calls asyncio.run")
         self.function = function
         self.name = name_of(function)
-        self.options = request.merged(JobOptions(), options)
+        self.options = request.merged(JobOptions(), options) if options else options
         self._place = place
         functools.update_wrapper(self, function)
         REGISTRY[self.name] = self
@@ -67,6 +75,49 @@ class Task(Generic[P, R]):
         """Like `delay`, with options for this call: ``tags`` are joined with the task's, all others replace them."""
         return self._enqueue(args, kwargs or {}, options)
 
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """`delay` without blocking the event loop."""
+        return await in_thread(self._enqueue, args, kwargs, JobOptions())
+
+    async def aapply_async(
+        self,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Job[R]:
+        """`apply_async` without blocking the event loop."""
+        return await in_thread(self._enqueue, args, kwargs or {}, options)
+
+    def s(self, *args: object, **kwargs: object) -> Signature[R]:
+        """Return this call, not made yet, as a step of a flow: it takes the result of the step before it first."""
+        from runner.canvas import Signature
+
+        return Signature(self, args, kwargs)
+
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
+        """Return this call, not made yet, as a step of a flow that takes no result of the step before it."""
+        from runner.canvas import Signature
+
+        return Signature(self, args, kwargs, immutable=True)
+
+    def map(self, inputs: Iterable[object]) -> Group[list[R]]:
+        """Return a group of one call per input: ``task.map([1, 2]).delay().result()`` is a list in their order."""
+        from runner.canvas import Group, Signature
+
+        return Group(tuple(Signature(self, (one,)) for one in inputs))
+
+    def starmap(self, inputs: Iterable[Sequence[object]]) -> Group[list[R]]:
+        """Like `map`, each input being all arguments of one call."""
+        from runner.canvas import Group, Signature
+
+        return Group(tuple(Signature(self, tuple(one)) for one in inputs))
+
+    def launch(self, step: Step, options: JobOptions) -> Flow[Any]:
+        """Enqueue a shape of calls of which this task's is the first; for the shapes themselves."""
+        from runner.launching import launch
+
+        return launch(self._place, step, options)
+
     def _enqueue(self, args: Sequence[object], kwargs: Mapping[str, object], options: JobOptions) -> Job[R]:
         context.refuse_inside(f"{self.name}.delay()")
         from runner.client import connect  # loads redis: only at the first enqueue, never in a guest
@@ -77,11 +128,18 @@ class Task(Generic[P, R]):
         inspect.signature(self.function).bind(*args, **kwargs)
         chosen = request.merged(self.options, options)
         spec = request.build(chosen, task=self.name, args=args, kwargs=kwargs, tenant=self._place.tenant)
-        connect(self._place).enqueue([spec])
-        return Job(self._place, spec.id, spec)
+        job_id = connect(self._place).enqueue_one(spec, chosen.get("on_duplicate"))
+        return Job(self._place, job_id, spec if job_id == spec.id else None, Hinted(self.function, result=True))
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
+
+
+def _is_async(function: Callable[..., object]) -> bool:
+    if type(function) is FunctionType and not function.__dict__:
+        # What inspect would find by way of four modules: every worker makes the tasks of its module.
+        return function.__code__.co_flags & _ASYNC != 0
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 #: Every task of the imported modules by ``module:qualname``.

@@ -28,11 +28,15 @@ from runner.wire import ids, record
 from runner.wire.card import MAX_CARD_BYTES, NodeCard, SignedCard, TrustedKey
 from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
+from runner.wire.receipt import Outcome
+from runner.wire.spec import NEEDS_BROKER
+from runner.wire.states import END_STATES, State
 
-__all__ = ["RIGHTS", "Trust", "load", "pack_card", "read_card", "save"]
+__all__ = ["RIGHTS", "Trust", "load", "pack_card", "read_card", "save", "serves", "signed_outcome"]
 
 RIGHTS: Final = ("enqueue", "kill", "operate")
 MAX_TRUST_BYTES: Final = 1024 * 1024
+_MAX_OUTCOME_BYTES: Final = 256 * 1024
 _QUEUE: Final = re.compile(r"\*|[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}")
 _HEAD: Final = (
     "# Whose jobs and commands this node takes. Written by `ringfence keys`; agents read it at their start.\n"
@@ -112,6 +116,50 @@ def read_card(data: bytes, fleet_public: str, now_ms: int) -> NodeCard | None:
     except (WireError, ValueError):
         return None
     return card if card.v == 1 and now_ms < card.not_after_ms else None
+
+
+def serves(card: NodeCard, tenant: str, lane: str) -> bool:
+    """Return whether the card covers tenant, queue and every requirement of the lane (node pin, level, labels)."""
+    queue, _, needs = lane.partition("@")
+    labels = card.labels or {}
+    for need in needs.split(",") if needs else ():
+        name, _, wanted = need.partition("=")
+        if need == NEEDS_BROKER:
+            # Any node may have a broker; one that has none refuses, and signs that.
+            met = True
+        elif name == "node":
+            met = card.node == wanted
+        elif name == "level":
+            met = card.level <= wanted
+        elif name == "priority":
+            met = True
+        else:
+            met = labels.get(name) == wanted
+        if not met:
+            return False
+    return card.may_serve(tenant, queue)
+
+
+def signed_outcome(cards: Iterable[NodeCard], job_id: str, lane: str, data: bytes, signature: str) -> Outcome | None:
+    """Return how a job ended if the node of one of these cards signed it and may say so of that lane, else None."""
+    label, tenant = signing.signer_of(signature), ids.tenant_of(job_id)
+    for card in cards if label else ():
+        fits = signing.key_id_of(card.public) == label and card.may_serve(tenant, lane.partition("@")[0])
+        if fits and signing.verify(card.public, Domain.OUTCOME, data, signature):
+            outcome = _outcome(job_id, card, data)
+            # A node that is gone can't say so: of a job's loss, any that serves its queue may tell.
+            told = (outcome is not None and outcome.state == State.LOST) or serves(card, tenant, lane)
+            return outcome if told else None
+    return None
+
+
+def _outcome(job_id: str, card: NodeCard, data: bytes) -> Outcome | None:
+    try:
+        outcome = record.loads(Outcome, data, limit_bytes=_MAX_OUTCOME_BYTES)
+    except WireError:
+        return None
+    genuine = outcome.job == job_id and outcome.node == card.node and outcome.state in END_STATES
+    return outcome if genuine else None
 
 
 def _check(key: TrustedKey) -> None:

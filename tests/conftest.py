@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,12 @@ scratch_key = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give this test process a folder of its own for temporary files, so that what is left in it can be seen."""
+    """Give this test process a folder of its own for temporary files, so that what is left in it can be seen.
+
+    A shell that starts tests in the background has them ignore Ctrl-C, and so would every program that they start.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     path = Path(tempfile.mkdtemp(prefix="rf-", dir=scratch.root()))
     path.chmod(0o711)  # daemons and jobs under other users must reach what they are granted below it
     config.stash[scratch_key] = path

@@ -10,19 +10,23 @@ import argparse
 import asyncio
 import encodings.idna
 import logging
+import os
 import resource
 import signal
 import socket
+import ssl
 import stringprep
 import sys
 from pathlib import Path
 from typing import Final
 
-from broker.egress import dns
+from broker.egress import dns, tls
+from broker.egress.certs import SEED_BYTES, Authority
 from broker.egress.confine import confine
 from broker.egress.dial import Dial
 from broker.egress.dns import Resolver
 from broker.egress.door import IDLE_S, Caps
+from broker.egress.mask import Veil
 from broker.egress.service import Service
 from runner.wire import frames
 
@@ -30,6 +34,8 @@ __all__ = ["main"]
 
 #: Loaded by asyncio and the standard library on first use, when no file can be read any more.
 PRELOADED: Final = (encodings.idna, stringprep)
+#: A text and one that is none: their forms load what encodes them.
+REHEARSED: Final = ("'rehearsed ä\n".encode(), b"rehearsed \xff")
 EX_CONFIG: Final = 78
 #: Descriptors of one connection through a door, and those that are for everything else.
 _PER_CONNECTION: Final = 2
@@ -45,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--hosts", type=Path, default=dns.HOSTS)
     parser.add_argument("--idle-s", type=float, default=IDLE_S)
     parser.add_argument("--most", type=int)
+    parser.add_argument("--ca", type=Path, action="append", default=[], metavar="FILE")
     given = parser.parse_args(arguments)
     if Path(frames.__file__).parents[2] != Path(__file__).parents[2]:
         sys.stderr.write("ringfence: egress: its packages do not come from one distribution: reinstall it\n")
@@ -58,12 +65,31 @@ def main(arguments: list[str] | None = None) -> int:
     caps = Caps(idle_s=given.idle_s)
     # One job alone must not be able to use up what all share.
     most = given.most or max(caps.connections + 1, (min(hard, 1 << 16) - _SPARE) // _PER_CONNECTION)
-    asyncio.run(_serve(socket.socket(fileno=given.listener), given.uid, resolver, given.hosts, caps, most))
+    try:
+        trust = tls.client_context(given.ca)
+    except OSError as error:
+        sys.stderr.write(f"ringfence: egress: a file of --ca is no bundle of certificates: {error}\n")
+        return EX_CONFIG
+    _rehearse()
+    asyncio.run(_serve(socket.socket(fileno=given.listener), given.uid, resolver, trust, given.hosts, caps, most))
     return 0
 
 
+def _rehearse() -> None:
+    """Have everything loaded that takes a file, while files can be opened."""
+    for sample in REHEARSED:
+        Veil({"": sample}).whole(sample)
+    tls.server_context(Authority(os.urandom(SEED_BYTES), 0), "localhost")
+
+
 async def _serve(
-    listener: socket.socket, uid: int | None, resolver: Resolver, hosts: Path, caps: Caps, most: int
+    listener: socket.socket,
+    uid: int | None,
+    resolver: Resolver,
+    trust: ssl.SSLContext,
+    hosts: Path,
+    caps: Caps,
+    most: int,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -71,7 +97,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     # Now, with the loop's own socket pair made.
     state = confine(uid, (hosts, dns.RESOLV_CONF))
-    service = Service(listener, Dial(resolver), state, caps=caps, most=most)
+    service = Service(listener, Dial(resolver), state, caps=caps, most=most, trust=trust)
     service.start()
     try:
         await stop.wait()

@@ -75,6 +75,7 @@ _X86_64: Final = {
     "epoll_pwait": 281,
     "accept4": 288,
     "getrandom": 318,
+    "memfd_create": 319,
     "epoll_pwait2": 441,
 }
 _AARCH64: Final = {
@@ -135,6 +136,7 @@ _AARCH64: Final = {
     "madvise": 233,
     "accept4": 242,
     "getrandom": 278,
+    "memfd_create": 279,
     "epoll_pwait2": 441,
 }
 CALLS: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}

@@ -13,7 +13,7 @@ import errno
 import os
 import signal
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,19 @@ from typing import Final
 
 from broker.egress.calls import AUDIT_ARCH, CALLS, SETS
 
-__all__ = ["State", "confine"]
+__all__ = [
+    "READ_FILE",
+    "State",
+    "Step",
+    "assemble",
+    "confine",
+    "fence",
+    "filtered",
+    "landlock_abi",
+    "one_of",
+    "prctl",
+    "without_rights",
+]
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_GET_PDEATHSIG: Final = 2
@@ -32,7 +44,7 @@ _PARENT_GONE: Final = 70
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _PATH_BENEATH: Final = 1
-_READ_FILE: Final = 1 << 2
+READ_FILE: Final = 1 << 2
 _FS_RIGHTS: Final = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}
 _ALL_FS_RIGHTS: Final = 0xFFFF
 _BIND_TCP: Final = 1
@@ -48,7 +60,9 @@ _OFFSET_ARGS: Final = 16
 _PROT_EXEC: Final = 4
 _FIOCLEX, _FIONBIO = 0x5451, 0x5421
 
-_Step = tuple[int, int, int, int]
+Step = tuple[int, int, int, int]
+_GRANT: Final[Step] = (_RETURN, _ALLOW, 0, 0)
+_DENY: Final[Step] = (_RETURN, _REFUSE, 0, 0)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -91,46 +105,63 @@ def confine(uid: int | None, readable: Sequence[Path]) -> State:
         os.setresuid(uid, uid, uid)
     if tied.value:
         # The kernel forgot it with the change of user.
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(_PARENT_GONE)
-    capset, seccomp = SETS[os.uname().machine]
-    _call("capset", capset, struct.pack("Ii", _CAPABILITY_V3, 0), bytes(24))
-    _prctl(_PR_SET_DUMPABLE, 0)
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    landlock = _landlock(files)
+    without_rights()
+    prctl(_PR_SET_DUMPABLE, 0)
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    landlock = fence([(fd, READ_FILE) for fd in files])
     for fd in files:
         os.close(fd)
-    code = b"".join(struct.pack("HBBI", step[0], step[2], step[3], step[1]) for step in program(os.uname().machine))
-    kept = ctypes.create_string_buffer(code, len(code))
-    _call("seccomp", seccomp, 1, 0, struct.pack("@HP", len(code) // 8, ctypes.addressof(kept)))
+    filtered(program(os.uname().machine))
     return State(os.geteuid(), landlock, agents)
 
 
-def program(machine: str) -> list[_Step]:
+def without_rights() -> None:
+    """Give up every capability. Raises OSError."""
+    _call("capset", SETS[os.uname().machine][0], struct.pack("Ii", _CAPABILITY_V3, 0), bytes(24))
+
+
+def filtered(steps: Sequence[Step]) -> None:
+    """Take a seccomp filter for good; no_new_privs stands before. Raises OSError."""
+    code = b"".join(struct.pack("HBBI", step[0], step[2], step[3], step[1]) for step in steps)
+    kept = ctypes.create_string_buffer(code, len(code))
+    program_ = struct.pack("@HP", len(code) // 8, ctypes.addressof(kept))
+    _call("seccomp", SETS[os.uname().machine][1], 1, 0, program_)
+
+
+def program(machine: str) -> list[Step]:
     """Return the filter: the listed calls, three of them only with harmless arguments, and nothing else."""
-    numbers = CALLS[machine]
-    steps: list[_Step] = [
+    inet, inet6 = 2, 10
+    return assemble(machine, CALLS[machine], {"socket": one_of(0, inet, inet6), "ioctl": one_of(1, _FIONBIO, _FIOCLEX)})
+
+
+def assemble(machine: str, numbers: Mapping[str, int], checked: Mapping[str, Sequence[Step]]) -> list[Step]:
+    """Return a filter that allows calls by number, those in ``checked`` by their steps, and no new code in memory."""
+    steps: list[Step] = [
         (_LOAD, 4, 0, 0),
         (_EQUAL, AUDIT_ARCH[machine], 1, 0),
         (_RETURN, _KILL, 0, 0),
         (_LOAD, 0, 0, 0),
     ]
-    allow, refuse = (_RETURN, _ALLOW, 0, 0), (_RETURN, _REFUSE, 0, 0)
-    inet, inet6 = 2, 10
-    checked: dict[str, list[_Step]] = {
-        "socket": [_arg(0), (_EQUAL, inet, 1, 0), (_EQUAL, inet6, 0, 1), allow, refuse],
-        "ioctl": [_arg(1), (_EQUAL, _FIONBIO, 1, 0), (_EQUAL, _FIOCLEX, 0, 1), allow, refuse],
-        "mmap": [_arg(2), (_ANY_BIT, _PROT_EXEC, 1, 0), allow, refuse],
-        "mprotect": [_arg(2), (_ANY_BIT, _PROT_EXEC, 1, 0), allow, refuse],
-    }
+    no_code = [_arg(2), (_ANY_BIT, _PROT_EXEC, 1, 0), _GRANT, _DENY]
+    bodies = {"mmap": no_code, "mprotect": no_code, **checked}
     for name, number in numbers.items():
-        body = checked.get(name, [allow])
+        body = bodies.get(name, [_GRANT])
         steps += [(_EQUAL, number, 0, len(body)), *body]
-    return [*steps, refuse]
+    return [*steps, _DENY]
 
 
-def _arg(index: int) -> _Step:
+def one_of(index: int, *values: int) -> list[Step]:
+    """Return the steps that allow a call if its argument has one of these values."""
+    last = len(values) - 1
+    # A match jumps over the rest of the comparisons; the last one falls to the refusal.
+    tests = [(_EQUAL, value, last - at, 1 if at == last else 0) for at, value in enumerate(values)]
+    return [_arg(index), *tests, _GRANT, _DENY]
+
+
+def _arg(index: int) -> Step:
     return (_LOAD, _OFFSET_ARGS + 8 * index, 0, 0)
 
 
@@ -142,25 +173,38 @@ def _opened(paths: Sequence[Path]) -> list[int]:
     return found
 
 
-def _landlock(files: Sequence[int]) -> int:
-    try:
-        version = _call("landlock", _CREATE_RULESET, None, 0, 1)
-    except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
-            return 0
-        raise
+def fence(places: Sequence[tuple[int, int]]) -> int:
+    """Lose every file but those below ``places`` (descriptor, rights) with Landlock; returns its ABI, 0 for none.
+
+    Raises:
+        OSError: the kernel has it and refuses.
+    """
+    version = landlock_abi()
+    if not version:
+        return 0
     rights = _FS_RIGHTS.get(version, _ALL_FS_RIGHTS)
     head = struct.pack("QQQ", rights, _BIND_TCP if version >= _NET_SINCE else 0, _SCOPES)
     size = 24 if version >= _SCOPES_SINCE else 16 if version >= _NET_SINCE else 8
     ruleset = _call("landlock", _CREATE_RULESET, head, size, 0)
-    for fd in files:
-        _call("landlock", _ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", _READ_FILE, fd), 0)
+    for fd, allowed in places:
+        _call("landlock", _ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", allowed & rights, fd), 0)
     _call("landlock", _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
     return version
 
 
-def _prctl(option: int, value: int) -> None:
+def landlock_abi() -> int:
+    """Return what Landlock this kernel has, 0 for none."""
+    try:
+        return _call("landlock", _CREATE_RULESET, None, 0, 1)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
+            return 0
+        raise
+
+
+def prctl(option: int, value: int) -> None:
+    """Set one of this process's own switches. Raises OSError."""
     if _libc.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl {option}")
 

@@ -18,6 +18,7 @@ from typing import Final
 import h11
 
 from broker.egress import http, socks
+from broker.egress.access import Access
 from broker.egress.dial import Dial
 from broker.egress.errors import EgressError
 from broker.egress.rules import Rules
@@ -73,8 +74,9 @@ class Door:
         make_room: Callable[[], None],
         on_refused: Callable[[str, int, str], None],
         on_closed: Callable[[], None],
+        access: Access | None = None,
     ) -> None:
-        """``ends``: the listener and the mould's pidfd; both are the door's from here on.
+        """``ends``: the listener and the mould's pidfd; both, and ``access``, are the door's from here on.
 
         ``make_room`` is called before each new connection: it may end another one.
         """
@@ -85,6 +87,9 @@ class Door:
         self._make_room = make_room
         self._on_refused = on_refused
         self._on_closed = on_closed
+        self._access = access
+        if access is not None:
+            access.on_lost = self._abort_keyed
         self._loop = asyncio.get_running_loop()
         self._visits: set[Visit] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,6 +121,8 @@ class Door:
         for timer in (self._sweeper, self._retry):
             if timer is not None:
                 timer.cancel()
+        if self._access is not None:
+            self._access.close()
         for visit in self._visits:
             visit.abort()
         for task in self._tasks:
@@ -185,7 +192,7 @@ class Door:
 
     async def _serve(self, end: socket.socket) -> None:
         near = await Streams.over(end)
-        visit = Visit(near, self._rules, self._dial, self.usage, self._refused, self._listen)
+        visit = Visit(near, self._rules, self._dial, self.usage, self._refused, self._listen, self._access)
         self._visits.add(visit)
         try:
             with suppress(EgressError, OSError, TimeoutError, asyncio.IncompleteReadError, h11.ProtocolError):
@@ -199,6 +206,12 @@ class Door:
         finally:
             self._visits.discard(visit)
             visit.abort()
+
+    def _abort_keyed(self) -> None:
+        """The lease is over: what goes on with the host of a secret ends now, like the next request."""
+        for visit in self._visits:
+            if visit.inside is not None or visit.chain is not None or visit.keyed_now:
+                visit.abort()
 
     def _refused(self, host: str, port: int, why: str) -> None:
         if len(self._told) < _MOST_TOLD and (host, port) not in self._told:

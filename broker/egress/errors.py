@@ -3,14 +3,26 @@
     EgressError
     ├── RefusedError      not granted, or an address that no grant of this kind reaches: answered with 403
     ├── UnreachableError  granted, but no name, no route or no answer: answered with 502
-    └── BadRequestError   not a request that a proxy takes: answered with 400
+    ├── BadRequestError   not a request that a proxy takes: answered with 400
+    └── SecretRefusedError  the broker gives no leave to send a secret there now: answered with 403, 429 or 503
 
 Called by every file of the package. Must never carry a path, an address of the host's own, or another job's name.
 """
 
 from __future__ import annotations
 
-__all__ = ["BadRequestError", "EgressError", "RefusedError", "UnreachableError"]
+from typing import Final
+
+__all__ = ["BadRequestError", "EgressError", "RefusedError", "SecretRefusedError", "UnreachableError"]
+
+#: The broker's codes, in words and as HTTP says them.
+_CODES: Final = {
+    "denied": (403, "its secret was not granted for this host, or is granted no more"),
+    "expired": (403, "the time of its secret is over"),
+    "used-up": (403, "its secret was used as often as the rule allows"),
+    "pending": (503, "its secret waits for a person's approval"),
+    "slow-down": (429, "too many requests at once"),
+}
 
 
 class EgressError(Exception):
@@ -39,3 +51,15 @@ class BadRequestError(EgressError):
 
     status = 400
     socks = 7
+
+
+class SecretRefusedError(EgressError):
+    """The vault broker gives no leave for this request; nothing was sent."""
+
+    status = 503
+    socks = 2
+
+    def __init__(self, code: str) -> None:
+        self.status, why = _CODES.get(code, (503, "the vault broker does not give its secret now"))
+        super().__init__(why)
+        self.code = code

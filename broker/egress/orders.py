@@ -3,7 +3,8 @@
 Called by both sides. Must never carry a name of a job's own making but the attempt's.
 
     agent → egress   {"op": "hello"} · {"op": "check", "id", …rules} · {"op": "open", "id", "attempt", …rules} +
-                     listener, mould's pidfd · {"op": "close", "id", "attempt"}
+                     listener, mould's pidfd · the same with "seed" (hex), "made_at" + one end of a line to the broker,
+                     for an attempt with proxied secrets · {"op": "close", "id", "attempt"}
     egress → agent   {"op": "hello", …state} · {"id", "refused"} · {"id", "usage"} ·
                      {"op": "denied", "attempt", "host", "port", "why"}
 """
@@ -13,16 +14,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from broker.egress.certs import SEED_BYTES, Authority
 from broker.egress.errors import BadRequestError
 from broker.egress.rules import Destination, Rules, canonical
 from runner.wire.codec import Json
 
-__all__ = ["MAX_RECORD_BYTES", "MAX_RULES", "dump_rules", "load_rules"]
+__all__ = ["MAX_RECORD_BYTES", "MAX_RULES", "dump_authority", "dump_rules", "load_authority", "load_rules"]
 
 MAX_RECORD_BYTES: Final = 64 * 1024
 #: Most destinations in one list.
 MAX_RULES: Final = 256
-_LISTS: Final = ("granted", "named", "never")
+_LISTS: Final = ("granted", "named", "never", "keyed")
 
 
 def dump_rules(rules: Rules) -> dict[str, Json]:
@@ -43,6 +45,22 @@ def load_rules(record: dict[str, Json]) -> Rules:
             raise BadRequestError("no rules")
         found[name] = frozenset(_destination(pair) for pair in pairs)
     return Rules(**found)
+
+
+def dump_authority(authority: Authority) -> dict[str, Json]:
+    """Return what one attempt's job trusts, as part of a record."""
+    return {"seed": authority.seed.hex(), "made_at": authority.made_at}
+
+
+def load_authority(record: dict[str, Json]) -> Authority:
+    """Return the authority in a record. Raises BadRequestError."""
+    seed, made_at = record.get("seed"), record.get("made_at")
+    if not isinstance(seed, str) or not isinstance(made_at, int) or len(seed) != 2 * SEED_BYTES:
+        raise BadRequestError("no seed")
+    try:
+        return Authority(bytes.fromhex(seed), made_at)
+    except ValueError:
+        raise BadRequestError("no seed") from None
 
 
 def _pairs(destinations: Iterable[Destination]) -> list[Json]:

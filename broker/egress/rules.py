@@ -19,6 +19,8 @@ _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _MAX_NAME: Final = 253
 _MAX_PORT: Final = 65535
+_HTTP_PORT: Final = 80
+_HTTPS_PORT: Final = 443
 #: Names that mean the host itself wherever they are looked up.
 LOCAL_NAMES: Final = ("localhost", "localhost.localdomain")
 
@@ -44,16 +46,28 @@ class Rules:
     """What one attempt may reach.
 
     ``granted``: its grants. ``named``: the destinations that the policy rule which allowed the job spells out.
-    ``never``: what no policy opens: the store and other parts of Ringfence.
+    ``never``: what no policy opens: the store and other parts of Ringfence. ``keyed``: the hosts of its proxied
+    secrets: reached by requests that carry one, and in no other way.
     """
 
     granted: frozenset[Destination]
     named: frozenset[Destination] = frozenset()
     never: frozenset[Destination] = frozenset()
+    keyed: frozenset[Destination] = frozenset()
 
     def grants(self, wanted: Destination) -> bool:
         """Return whether exactly this destination was granted."""
-        return wanted in self.granted
+        return wanted in self.granted or wanted in self.keyed
+
+    def keyed_at(self, wanted: Destination) -> Destination | None:
+        """Return the host of a proxied secret that a plain request for ``wanted`` is meant for, if there is one.
+
+        ``http://HOST/`` is the request that the job can make; it goes on as https.
+        """
+        if wanted in self.keyed or wanted in self.granted or wanted.port != _HTTP_PORT:
+            return wanted if wanted in self.keyed else None
+        secure = Destination(wanted.host, _HTTPS_PORT)
+        return secure if secure in self.keyed else None
 
 
 @dataclass(frozen=True, slots=True)

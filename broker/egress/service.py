@@ -10,17 +10,19 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Final
 
+from broker.egress.access import Access
 from broker.egress.confine import State
 from broker.egress.dial import Dial
 from broker.egress.door import Caps, Door
 from broker.egress.errors import EgressError
-from broker.egress.orders import MAX_RECORD_BYTES, load_rules
+from broker.egress.orders import MAX_RECORD_BYTES, load_authority, load_rules
 from runner.wire import codec
 from runner.wire.codec import Json
 from runner.wire.errors import WireError
@@ -30,17 +32,31 @@ __all__ = ["Service"]
 log = logging.getLogger(__name__)
 
 _MAX_DOORS: Final = 4096
-_MAX_FDS: Final = 2
+_DOOR_FDS: Final = 2
+_MAX_FDS: Final = 3
 
 
 class Service:
-    """All agents of the host. ``most``: most connections of all doors together."""
+    """All agents of the host.
 
-    def __init__(self, listener: socket.socket, dial: Dial, state: State, *, caps: Caps, most: int) -> None:
+    ``most``: most connections of all doors together. ``trust``: what the hosts of proxied secrets are verified with.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        dial: Dial,
+        state: State,
+        *,
+        caps: Caps,
+        most: int,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
         self._listener = listener
         self.dial = dial
         self.state = state
         self.caps = caps
+        self.trust = trust
         self._most = most
         self._agents: set[_Agent] = set()
 
@@ -149,15 +165,21 @@ class _Agent:
     def _open(self, attempt: str, record: dict[str, Json], fds: list[int]) -> str:
         """Open a door; return why it can't be, "" if it is. One door too many must not cost the agent's others."""
         rules = load_rules(record)
-        if len(fds) != _MAX_FDS:
+        if len(fds) != (_MAX_FDS if rules.keyed else _DOOR_FDS):
             raise KeyError("descriptors")
         _check_listener(fds[0])
+        trust = self._service.trust
+        authority = load_authority(record) if rules.keyed else None
+        if rules.keyed and trust is None:
+            return "this egress process can't verify hosts"
         if attempt in self.doors:
             return "it has one already"
         if len(self.doors) >= _MAX_DOORS:
             return f"{_MAX_DOORS} are open"
         listener, pidfd = socket.socket(fileno=fds[0]), fds[1]
+        line = socket.socket(fileno=fds[2]) if rules.keyed else None
         fds.clear()
+        access = Access(line, authority, trust) if line and authority and trust else None
         self.doors[attempt] = Door(
             (listener, pidfd),
             rules,
@@ -166,13 +188,14 @@ class _Agent:
             self._service.make_room,
             lambda host, port, why: self._denied(attempt, host, port, why),
             lambda: self._forget(attempt),
+            access,
         )
         return ""
 
     def _refused(self, record: dict[str, Json]) -> str:
         """Return why a grant can never be reached, as far as this host knows; "" if it may be."""
         rules = load_rules(record)
-        for each in sorted(rules.granted, key=str):
+        for each in sorted(rules.granted | rules.keyed, key=str):
             why = self._service.dial.known_refusal(each, rules)
             if why:
                 return f"{each}: {why}"

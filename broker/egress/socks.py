@@ -12,6 +12,8 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 from broker.egress.errors import BadRequestError, EgressError
+from broker.egress.http import ended_here
+from broker.egress.rules import canonical
 from broker.egress.visit import HEAD_TIMEOUT_S, Visit
 
 __all__ = ["VERSION", "serve"]
@@ -31,6 +33,11 @@ async def serve(visit: Visit) -> None:
     try:
         async with asyncio.timeout(HEAD_TIMEOUT_S):
             host, port = await _asked(visit)
+        wanted = canonical(host, port)
+        if wanted in visit.rules.keyed:
+            await near.send(_reply(_DONE))
+            await ended_here(visit, wanted)
+            return
         wanted, far = await visit.reach(host, port)
     except EgressError as error:
         await near.send(_reply(error.socks))

@@ -7,20 +7,20 @@ byte on before the destination is granted and checked, nor read faster than the 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from broker.egress import hello
+from broker.egress.access import Access
 from broker.egress.dial import Dial
 from broker.egress.errors import BadRequestError, EgressError, RefusedError, UnreachableError
 from broker.egress.rules import Destination, Rules, canonical
+from broker.egress.streams import CHUNK_BYTES, Side, Streams
 
 __all__ = ["CHUNK_BYTES", "HEAD_TIMEOUT_S", "Streams", "Usage", "Visit"]
 
-CHUNK_BYTES: Final = 64 * 1024
 #: From the first byte of a request to the last one of its head, or of a TLS greeting.
 HEAD_TIMEOUT_S: Final = 10.0
 _TLS_PORT: Final = 443
@@ -30,38 +30,17 @@ _REACH_TIMEOUT_S: Final = 30.0
 
 @dataclass(slots=True)
 class Usage:
-    """What one attempt did through its door: the counts that metering reads."""
+    """What one attempt did through its door: the counts that metering reads.
+
+    ``keyed``: requests that carried a secret. ``masked``: values that hosts gave back and that were covered.
+    """
 
     connections: int = 0
     refused: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Streams:
-    """Both directions of one socket."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    @classmethod
-    async def over(cls, end: socket.socket) -> Streams:
-        """Take a connected socket over."""
-        try:
-            return cls(*await asyncio.open_connection(sock=end, limit=CHUNK_BYTES))
-        except BaseException:
-            end.close()
-            raise
-
-    async def send(self, data: bytes) -> None:
-        """Write, and wait until the other side has taken enough of it."""
-        self.writer.write(data)
-        await self.writer.drain()
-
-    def abort(self) -> None:
-        """Close at once; nothing more is sent."""
-        self.writer.transport.abort()
+    keyed: int = 0
+    masked: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -74,9 +53,26 @@ class Visit:
     usage: Usage
     on_refused: Callable[[str, int, str], None]
     on_through: Callable[[], None]
+    #: For a job with proxied secrets.
+    access: Access | None = None
     pending: bool = True
+    #: The job's TLS session with the host of a secret that ends here, if this visit is in one, and that host.
+    inside: tuple[Side, Destination] | None = None
+    #: What keyed.py keeps for the next request.
+    chain: object = None
+    #: Whether a request that carries a secret is under way.
+    keyed_now: bool = False
     touched_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     _far: Streams | None = None
+
+    @property
+    def side(self) -> Side:
+        """Where the job's requests come from."""
+        return self.near if self.inside is None else self.inside[0]
+
+    def now_s(self) -> float:
+        """Return the loop's time."""
+        return asyncio.get_running_loop().time()
 
     async def reach(self, host: str, port: int) -> tuple[Destination, Streams]:
         """Return the connection to a destination that the job asks for.
@@ -106,6 +102,7 @@ class Visit:
 
     def leave(self) -> None:
         """Be done with the present destination."""
+        self.chain = None
         if self._far is not None:
             self._far.abort()
             self._far = None
@@ -142,7 +139,7 @@ class Visit:
 
     def touch(self) -> None:
         """Note that something moves."""
-        self.touched_s = asyncio.get_running_loop().time()
+        self.touched_s = self.now_s()
 
     def abort(self) -> None:
         """End both sides at once. Idempotent."""

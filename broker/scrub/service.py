@@ -3,10 +3,13 @@
 Called by __main__, once it is confined. Must never say a value, keep one after `forget`, read on while nobody takes
 what it has (a job that floods waits, nobody else does), or let a job's two streams share what is held back.
 
-    broker → scrubber   {"op": "value", "attempt", "name", "value" (base64)} · {"op": "streams", "attempt"} + the read
-                        ends of the job's stdout and stderr and the write ends towards the agent · {"op": "file",
-                        "attempt", "id"} + a file to read and one to write · {"op": "forget", "attempt"}
-    scrubber → broker   {"file": id, "hits"} · {"leak": attempt, "hits"} when a stream ended with something masked
+    broker → scrubber   {"op": "value", "attempt", "name", "value" (base64), "kill"} · {"op": "streams", "attempt"} +
+                        the read ends of the job's stdout and stderr, the write ends towards the agent, and the agent's
+                        alarm · {"op": "file", "attempt", "id"} + a file to read and one to write · {"op": "forget",
+                        "attempt"}
+    scrubber → broker   {"file": id, "leaked"} · {"leak": attempt, "hits", "names"} when a stream ended with something
+                        masked
+    scrubber → agent    {"name", "kill"} on the alarm, a line for each secret that a stream shows for the first time
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ CHUNK_BYTES: Final = 64 * 1024
 MOST_WAITING_BYTES: Final = 256 * 1024
 MAX_FILE_BYTES: Final = 32 << 20
 _MAX_RECORD_BYTES: Final = 64 * 1024
-_MAX_FDS: Final = 4
+_MAX_FDS: Final = 5
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +42,8 @@ class _Stream:
     source: int
     target: int
     redactor: Redactor
+    alarm: int
+    told: set[str] = field(default_factory=set)
     waiting: bytearray = field(default_factory=bytearray)
     ended: bool = False
 
@@ -50,6 +55,8 @@ class Scrubber:
         self._broker = broker
         self._selector = selectors.EpollSelector()
         self._values: dict[str, dict[str, bytes]] = {}
+        #: The secrets that end their job when they are found, by attempt.
+        self._kills: dict[str, set[str]] = {}
         self._streams: set[_Stream] = set()
         self._selector.register(broker, selectors.EVENT_READ, self._hear)
         self.over = False
@@ -60,7 +67,11 @@ class Scrubber:
             key.data()
 
     def _hear(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self._broker, _MAX_RECORD_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._broker, _MAX_RECORD_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            # A broker that ended with words of ours unread.
+            data, fds = b"", []
         if not data:
             self.over = True
             return
@@ -69,18 +80,22 @@ class Scrubber:
         match order["op"]:
             case "value":
                 self._values.setdefault(attempt, {})[order["name"]] = base64.b64decode(order["value"])
+                if order["kill"]:
+                    self._kills.setdefault(attempt, set()).add(order["name"])
             case "streams":
                 self._open(attempt, fds)
             case "file":
                 self._file(attempt, order["id"], fds)
             case "forget":
                 self._values.pop(attempt, None)
+                self._kills.pop(attempt, None)
 
     def _open(self, attempt: str, fds: list[int]) -> None:
-        for source, target in ((fds[0], fds[2]), (fds[1], fds[3])):
+        os.set_blocking(fds[4], False)
+        for source, target, alarm in ((fds[0], fds[2], fds[4]), (fds[1], fds[3], os.dup(fds[4]))):
             os.set_blocking(source, False)
             os.set_blocking(target, False)
-            stream = _Stream(attempt, source, target, Redactor(self._values.get(attempt, {})))
+            stream = _Stream(attempt, source, target, Redactor(self._values.get(attempt, {})), alarm)
             self._streams.add(stream)
             self._selector.register(source, selectors.EVENT_READ, self._bound(self._read, stream))
 
@@ -95,6 +110,9 @@ class Scrubber:
         except OSError:
             data = b""
         stream.waiting += stream.redactor.feed(data) if data else stream.redactor.finish()
+        # Before the masked bytes: who has read a stream to its end has heard all about it.
+        for name in stream.redactor.found.keys() - stream.told:
+            self._alarm(stream, name)
         if not data:
             stream.ended = True
             self._selector.unregister(stream.source)
@@ -124,8 +142,16 @@ class Scrubber:
         self._streams.discard(stream)
         os.close(stream.source)
         os.close(stream.target)
+        os.close(stream.alarm)
         if stream.redactor.hits:
-            self._say({"leak": stream.attempt, "hits": stream.redactor.hits})
+            self._say({"leak": stream.attempt, "hits": stream.redactor.hits, "names": list(stream.redactor.found)})
+
+    def _alarm(self, stream: _Stream, name: str) -> None:
+        stream.told.add(name)
+        line = json.dumps({"name": name, "kill": name in self._kills.get(stream.attempt, ())}).encode() + b"\n"
+        # An agent that is gone has nothing to end any more; lines this short are written whole.
+        with suppress(OSError):
+            os.write(stream.alarm, line)
 
     def _file(self, attempt: str, number: int, fds: list[int]) -> None:
         """Copy a file without the values; it may be a result that a job wrote, so its size is bounded."""
@@ -136,9 +162,10 @@ class Scrubber:
             clean = memoryview(redactor.whole(data))
             while clean:
                 clean = clean[os.write(target, clean) :]
-            self._say({"file": number, "hits": redactor.hits})
+            kills = self._kills.get(attempt, set())
+            self._say({"file": number, "leaked": {name: name in kills for name in redactor.found}})
         except (OSError, ValueError) as error:
-            self._say({"file": number, "hits": 0, "err": type(error).__name__})
+            self._say({"file": number, "leaked": {}, "err": type(error).__name__})
         finally:
             os.close(source)
             os.close(target)

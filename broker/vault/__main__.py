@@ -15,11 +15,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-
 from broker.vault.errors import VaultError
 from broker.vault.service import serve
-from broker.vault.settings import BrokerSettings
+from broker.vault.settings import read
 
 EX_TEMPFAIL: Final = 75
 EX_CONFIG: Final = 78
@@ -30,17 +28,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="ringfence broker", description="Hand secrets to this host's jobs.")
     parser.add_argument("--home", type=Path)
     parser.add_argument("--scrub-uid", dest="scrub_uid", type=int)
+    parser.add_argument("--egress-uid", dest="egress_uid", type=int)
     given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        settings = BrokerSettings(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        sys.stderr.write(f"ringfence: broker: setting {'.'.join(map(str, first['loc']))}: {first['msg']}\n")
-        return EX_CONFIG
-    try:
+        settings = read(given, os.environ)
         agents = frozenset({0, os.geteuid(), *settings.agents})
-        serve(settings.home, agents, settings.key_command, settings.scrub_uid)
+        egress = agents if settings.egress_uid is None else frozenset({settings.egress_uid})
+        serve(settings.home, agents, settings.key_command, settings.scrub_uid, egress)
     except VaultError as error:
         sys.stderr.write(f"ringfence: broker: {error}\n")
         return EX_TEMPFAIL if error.retryable else EX_CONFIG

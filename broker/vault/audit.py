@@ -11,6 +11,7 @@ chain: compare ``head`` with one that was kept off this host.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -40,6 +41,10 @@ class Head:
     mac: str
 
 
+class _FullDiskError(AuditError):
+    """There was no room for the line."""
+
+
 class _Chain:
     def __init__(self, seed: bytes) -> None:
         self.key = seed
@@ -63,10 +68,19 @@ class Audit:
     """The open record of one vault."""
 
     def __init__(
-        self, folder: Folder, seed: bytes, *, clock: Callable[[], float] = time.time, write: Write = os.write
+        self,
+        folder: Folder,
+        seed: bytes,
+        *,
+        clock: Callable[[], float] = time.time,
+        write: Write = os.write,
+        more_room: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Open the record and walk its chain. Raises AuditError: it was changed, or can't be opened."""
-        self._clock, self._write = clock, write
+        """Open the record and walk its chain. Raises AuditError: it was changed, or can't be opened.
+
+        ``more_room``: frees space on a full disk; False if it can't.
+        """
+        self._clock, self._write, self._more_room = clock, write, more_room
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._fd = os.open(AUDIT_FILE, flags, FILE_MODE, dir_fd=folder.fd)
@@ -101,15 +115,25 @@ class Audit:
         mac = self._chain.next(body)
         line = body + b" " + mac.hex().encode() + b"\n"
         try:
+            self._append(line)
+        except _FullDiskError:
+            if not self._more_room():
+                raise
+            self._append(line)
+        self._end += len(line)
+        self._chain.take(mac)
+
+    def _append(self, line: bytes) -> None:
+        """Write a line whole. Raises AuditError: it was not, and nothing of it is left."""
+        try:
             done = self._write(self._fd, line)
         except OSError as error:
             self._cut()
-            raise AuditError(f"the record was not written: {error.strerror}") from None
+            kind = _FullDiskError if error.errno in (errno.ENOSPC, errno.EDQUOT) else AuditError
+            raise kind(f"the record was not written: {error.strerror}") from None
         if done != len(line):
             self._cut()
-            raise AuditError("the record was written in part, and taken back: is the disk full?")
-        self._end += done
-        self._chain.take(mac)
+            raise _FullDiskError("the record was written in part, and taken back: is the disk full?")
 
     def sync(self) -> None:
         """Put what was written on disk. Raises AuditError."""

@@ -5,7 +5,8 @@ root and the broker's own user, answer with a value, or change anything that is 
 
     {"op": "put", "name", "value" (base64), "note"} · {"op": "list" | "verify" | "reload" | "status"} ·
     {"op": "remove", "name"} · {"op": "rollback", "name", "version"} · {"op": "rotate" | "reencrypt"} ·
-    {"op": "recovery", "recipients"} · {"op": "approve", "attempt", "name"} · {"op": "pending"}
+    {"op": "recovery", "recipients"} · {"op": "recipient"[, "rotate"]} · {"op": "approve" | "deny", "attempt",
+    "name", "by"} · {"op": "pending"}
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from broker.vault import orders, peer
+from broker.vault import approval, orders, peer
 from broker.vault.audit import Audit
 from broker.vault.errors import VaultError, VaultUsageError
 from broker.vault.keystore import Keystore
@@ -115,11 +116,12 @@ class Clerk:
         leases: Leases,
         *,
         reload: Callable[[], Reply] = dict,
+        about: Callable[[], Reply] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``reload``: reads the rules anew and applies them; its reply is ours."""
+        """``reload``: reads the rules anew and applies them; its reply is ours. ``about``: what the process wears."""
         self._store, self._record, self._leases = store, record, leases
-        self._reload, self._clock = reload, clock
+        self._reload, self._about, self._clock = reload, about, clock
 
     def act(self, order: Mapping[str, object]) -> Reply:
         """Carry out one order; returns what it has to say. Raises VaultError, KeyError, TypeError, ValueError."""
@@ -137,12 +139,17 @@ class Clerk:
             "rotate": self._rotate,
             "reencrypt": self._reencrypt,
             "recovery": self._recovery,
+            "recipient": self._recipient,
             "verify": self._verify,
-            "approve": self._approve,
+            "approve": self._decide,
+            "deny": self._decide,
             "pending": self._pending,
             "reload": lambda _: self._reload(),
-            "status": lambda _: {"leases": len(self._leases), "head": self._record.head.mac, "pid": os.getpid()},
+            "status": lambda _: self._status(),
         }
+
+    def _status(self) -> Reply:
+        return {"leases": len(self._leases), "head": self._record.head.mac, "pid": os.getpid(), **self._about()}
 
     def _put(self, order: Mapping[str, object]) -> Reply:
         try:
@@ -187,15 +194,19 @@ class Clerk:
         self._record.write("vault.recovery_changed", recipients=len(recipients))
         return {}
 
+    def _recipient(self, order: Mapping[str, object]) -> Reply:
+        keys = self._store.seal_keys()
+        if not order.get("rotate"):
+            return {"recipient": keys.current()}
+        self._record.write("sealing.rotated")
+        return {"recipient": keys.rotate()}
+
     def _verify(self, _: Mapping[str, object]) -> Reply:
         good, bad = self._store.verify()
         return {"good": good, "bad": list(bad)}
 
-    def _approve(self, order: Mapping[str, object]) -> Reply:
-        attempt, name = str(order["attempt"]), str(order["name"])
-        self._record.write("secret.approved", attempt=attempt, name=name, by=str(order.get("by", "operator"))[:64])
-        self._leases.approve(attempt, name, self._clock())
-        return {}
+    def _decide(self, order: Mapping[str, object]) -> Reply:
+        return approval.decide(self._leases, self._record.write, order, self._clock(), origin="host")
 
     def _pending(self, _: Mapping[str, object]) -> Reply:
         waiting = [

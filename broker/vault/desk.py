@@ -3,19 +3,11 @@
 Called by service.py. One thread, one selector. Must never answer a sender that the kernel does not place inside the
 lease's sandbox, release anything that is not in the record, wait for anybody, or let one client hold up another.
 
-    agent → broker   {"op": "open", "attempt", "job", "asks": […], "level", "uid"} + the channel's end, the mould's
-                     pidfd, the worker's pidfd and (level B) the mould's pid namespace · {"op": "streams", "attempt"} +
-                     the job's two read ends and the agent's two write ends · {"op": "file", "attempt"} + a file to
-                     read and one to write · {"op": "close", "attempt"} · {"op": "ping"}
-    job → broker     {"op": "list"} · {"op": "get", "name"}
-    broker → any     {"ok": true, …} · {"ok": false, "err": CODE}
-
-The codes for a job: denied expired used-up pending not-you too-big garbage slow-down unavailable.
+The records that go both ways stand in orders.py.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 import logging
@@ -28,14 +20,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from broker.vault import orders, peer
+from broker.vault import approval, orders, peer
 from broker.vault.audit import Audit
 from broker.vault.cleaning import Cleaning
 from broker.vault.errors import AuditError, VaultError, VaultUsageError
 from broker.vault.keystore import Keystore
-from broker.vault.leases import MAX_BAD, Lease, Leases
+from broker.vault.leases import MAX_BAD, Lease, Leases, Opened
+from broker.vault.lines import Lines
+from broker.vault.masks import Masks
 from broker.vault.orders import Seat
 from broker.vault.peer import Message
+from broker.vault.serving import Services
+from broker.vault.unseal import Unsealer
+from broker.vault.window import RefusedError, Window
 
 __all__ = ["AGENT_GRACE_S", "Desk"]
 
@@ -45,9 +42,9 @@ log = logging.getLogger(__name__)
 AGENT_GRACE_S: Final = 5.0
 _SYNC_EVERY_S: Final = 0.1
 _FAIR_SHARE: Final = 16
-_OPEN_FDS: Final = 4
+_OPEN_FDS: Final = 5
 #: Ends after which nothing of the attempt is scrubbed any more; after the others its result still is.
-_OVER: Final = frozenset({"done", "agent gone", "adopted"})
+_OVER: Final = frozenset({"done", "agent gone"})
 Reply = dict[str, object]
 
 
@@ -81,22 +78,25 @@ class Desk:
         *,
         agents: frozenset[int],
         cleaning: Cleaning,
+        egress: frozenset[int] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``agents``: the uids whose connections are node agents. ``cleaning``: what jobs print goes through it."""
+        """``agents``, ``egress``: the uids of node agents and of egress processes."""
         self._store, self._record, self._leases = store, record, leases
-        self._cleaning = cleaning
         self._agent_uids, self._clock = agents, clock
         self._selector = selectors.DefaultSelector()
         self._channels: dict[str, _Channel] = {}
         self._agents: dict[int, _Agent] = {}
         self._orphans: dict[str, _Channel] = {}
         self._number = 0
-        #: Attempts whose values the scrubber knows.
-        self._told: set[str] = set()
-        self._dirty = False
-        self._synced_s = 0.0
-        cleaning.leaked = lambda attempt, hits: self._note("secret.masked", attempt=attempt, hits=hits)
+        self._masks = Masks(cleaning, store, self._note)
+        self._unsealer = Unsealer(lambda: store.seal_keys().opening(), self._write, self._masks.tell)
+        self._window = Window(store, self._write, self._unsealer)
+        self._dirty, self._synced_s = False, 0.0
+        self.lines = Lines(egress, store, self._write, self._note, self._clock)
+        self._services = Services(self._note, self._clock)
+        for part in (self.lines, self._services):
+            self.watch(part.fileno(), part.serve)
         self.watch(cleaning.line.fileno(), cleaning.hear)
 
     def listen(self, control: socket.socket) -> None:
@@ -113,6 +113,8 @@ class Desk:
         for channel in list(self._channels.values()):
             self._let_go(channel)
         self._channels.clear()
+        self.lines.close()
+        self._services.close()
         for agent in list(self._agents.values()):
             agent.socket.close()
         self._agents.clear()
@@ -131,7 +133,9 @@ class Desk:
         """End a lease now: its channel is shut for every holder of a copy."""
         channel = self._channels.pop(attempt, None)
         self._orphans.pop(attempt, None)
-        self._leases.close(attempt)
+        self._services.end(attempt)
+        self._leases.close(attempt, over=why in _OVER)
+        self.lines.end(attempt)
         if channel is None:
             return
         # Closing alone would leave it open while the agent holds a copy of this end.
@@ -139,7 +143,7 @@ class Desk:
             channel.socket.shutdown(socket.SHUT_RDWR)
         self._let_go(channel)
         if why in _OVER:
-            self._forget(attempt)
+            self._masks.forget(attempt)
         self._note("lease.ended", attempt=attempt, why=why)
 
     # agents
@@ -187,49 +191,66 @@ class Desk:
         """Answer one record of an agent (an empty answer follows later); True if a lease now owns its descriptors."""
         try:
             order = orders.read(message)
-            match order.get("op"):
-                case "open":
-                    return self._open(agent, order, message.fds)
-                case "streams":
-                    self._cleaning.streams(self._live(order), message.fds)
-                    return {"ok": True}, False
-                case "file":
-                    done = functools.partial(self._cleaned, agent)
-                    self._cleaning.file(self._live(order), message.fds, done)
-                    return {}, False
-                case "close":
-                    attempt = str(order.get("attempt"))
-                    self.revoke(attempt, "done")
-                    self._forget(attempt)
-                    agent.attempts.discard(attempt)
-                    return {"ok": True}, False
-                case "ping":
-                    return {"ok": True, "leases": len(self._leases)}, False
+            if order.get("op") == "open":
+                return self._open(agent, order, message.fds)
+            if order.get("op") == "proxy" and len(message.fds) == 1:
+                self.lines.attach(self._leases.live(str(order["attempt"])), message.fds[0])
+                return {"ok": True}, True
+            return self._obey(agent, order, message.fds), False
         except VaultUsageError as error:
             return {"ok": False, "err": "garbage", "message": str(error)}, False
         except VaultError as error:
             return {"ok": False, "err": "unavailable", "message": str(error)}, False
         except (OSError, ValueError, KeyError, TypeError) as error:
             return {"ok": False, "err": "garbage", "message": type(error).__name__}, False
-        return {"ok": False, "err": "garbage", "message": "unknown op"}, False
+
+    def _obey(self, agent: _Agent, order: Mapping[str, object], fds: tuple[int, ...]) -> Reply:
+        match order.get("op"):
+            case "sealed":
+                return self._sealed(self._leases.live(str(order["attempt"])), order)
+            case "streams":
+                self._masks.streams(str(order["attempt"]), fds)
+                return {"ok": True}
+            case "file":
+                self._masks.file(str(order["attempt"]), fds, functools.partial(self._send, agent.socket))
+                return {}
+            case "service" if len(fds) == 1:
+                self._services.open(self._leases.live(str(order["attempt"])), fds[0])
+                return {"ok": True}
+            case "close":
+                attempt = str(order.get("attempt"))
+                if attempt in agent.attempts and attempt not in self._channels:
+                    self._note("lease.ended", attempt=attempt, why="done")  # for the next start: nothing of it counts
+                self.revoke(attempt, "done")
+                self._masks.forget(attempt)
+                agent.attempts.discard(attempt)
+                return {"ok": True}
+            case "approve" | "deny":
+                return {"ok": True, **approval.decide(self._leases, self._write, order, self._clock(), origin="fleet")}
+            case "ping":
+                return {"ok": True, "leases": len(self._leases)}
+            case _:
+                raise VaultUsageError("unknown op")
 
     def _open(self, agent: _Agent, order: Mapping[str, object], fds: tuple[int, ...]) -> tuple[Reply, bool]:
         attempt, job = str(order["attempt"]), str(order["job"])
         seat = orders.seat_of(order, fds)
         asks = [orders.ask_of(item, order) for item in cast("list[object]", order["asks"])]
-        if attempt in self._orphans:
-            self.revoke(attempt, "adopted")
-        opened = self._leases.open(attempt, job, asks, self._store.names, self._clock())
+        adopted = self._adopted(attempt, fds[0])
+        opened = adopted or self._leases.open(attempt, job, asks, self._store.names, self._clock())
         try:
             if opened.lease is None:
                 self._write("lease.refused", attempt=attempt, names=[ask.secret for ask in asks])
                 return {"ok": False, "err": "denied", "message": opened.message}, False
+            opened.lease.tenant = str(order["tenant"])
             rules = {name: granted.rule for name, granted in opened.lease.grants.items()}
-            self._write("lease.opened", attempt=attempt, rules=rules, pending=list(opened.pending))
-            self._pin(opened.lease)
+            since_s = round(opened.lease.since_s, 3)
+            self._write("lease.opened", attempt=attempt, rules=rules, pending=list(opened.pending), since_s=since_s)
+            if adopted is None:
+                self._masks.pin(opened.lease)
             channel = orders.channel_of(fds[0])
         except BaseException:
-            self._leases.close(attempt)
+            self._leases.close(attempt, over=opened.lease is None or opened.lease.fresh)
             raise
         kept = _Channel(opened.lease, seat, channel, (fds[1], fds[2]), agent.number)
         if len(fds) > 3:
@@ -237,33 +258,42 @@ class Desk:
         peer.arm(channel, rights=False)
         self._channels[attempt] = kept
         agent.attempts.add(attempt)
-        self._selector.register(channel, selectors.EVENT_READ, lambda: self._from_job(kept))
+        opened.lease.owed = int(str(order.get("sealed", 0)))
+        if not opened.lease.owed:
+            self._hear(kept)
         for fd in kept.pidfds:
             self._selector.register(fd, selectors.EVENT_READ, lambda: self.revoke(attempt, "exit"))
         return {"ok": True, "pending": list(opened.pending)}, True
 
-    def _live(self, order: Mapping[str, object]) -> str:
-        """Return an attempt whose values the scrubber knows: until its agent closes it, also if its job has ended."""
-        attempt = str(order["attempt"])
-        if attempt not in self._told:
-            raise VaultUsageError(f"{attempt} has no lease")
-        return attempt
+    def _adopted(self, attempt: str, fd: int) -> Opened | None:
+        """Return the lease that an agent comes back for: what was spent stays spent, the job's channel stays open.
 
-    def _forget(self, attempt: str) -> None:
-        if attempt in self._told:
-            self._told.discard(attempt)
-            self._cleaning.forget(attempt)
+        It may come before the end of its old line is heard.
+        """
+        channel = self._channels.get(attempt)
+        if channel is None or os.fstat(fd).st_ino != os.fstat(channel.socket.fileno()).st_ino:
+            return None
+        former = self._agents.get(channel.agent)
+        if former is not None:
+            former.attempts.discard(attempt)
+        self._orphans.pop(attempt, None)
+        del self._channels[attempt]
+        self._let_go(channel)
+        self._note("lease.adopted", attempt=attempt)
+        channel.lease.sealed.clear()
+        return Opened(channel.lease)
 
-    def _pin(self, lease: Lease) -> None:
-        """Fix the versions that a job can be handed, and have them looked for in all that it prints."""
-        for name, granted in lease.grants.items():
-            held = self._store.get(name)
-            granted.version = held.version
-            self._told.add(lease.attempt)
-            self._cleaning.tell(lease.attempt, name, held.value)
+    def _hear(self, channel: _Channel) -> None:
+        self._selector.register(channel.socket, selectors.EVENT_READ, lambda: self._from_job(channel))
 
-    def _cleaned(self, agent: _Agent, good: bool) -> None:
-        self._send(agent.socket, {"ok": good, **({} if good else {"err": "unavailable"})})
+    def _sealed(self, lease: Lease, order: Mapping[str, object]) -> Reply:
+        """Take a sealed value; a job is heard once its lease has all of them, also after a restart of ours."""
+        had = len(lease.sealed)
+        reply = self._unsealer.take(lease, order)
+        channel = self._channels.get(lease.attempt)
+        if channel is not None and had < len(lease.sealed) == lease.owed:
+            self._hear(channel)
+        return reply
 
     def _agent_gone(self, agent: _Agent) -> None:
         self._selector.unregister(agent.socket)
@@ -276,7 +306,7 @@ class Desk:
                 channel.orphan_until_s = until_s
                 self._orphans[attempt] = channel
             else:
-                self._forget(attempt)
+                self._masks.forget(attempt)
 
     # jobs
 
@@ -312,28 +342,12 @@ class Desk:
             order = orders.read(message)
         except (ValueError, RecursionError):
             return self._refuse(lease, "garbage")
-        name = order.get("name")
-        if order.get("op") == "list":
-            return {"ok": True, "names": sorted(lease.grants)}
-        if order.get("op") != "get" or not isinstance(name, str):
-            return self._refuse(lease, "garbage")
-        reply = self._release(lease, name)
+        try:
+            reply = self._window.answer(lease, order, self._clock())
+        except RefusedError as refused:
+            return self._refuse(lease, refused.code, **refused.fields)
         # Between the question and the answer the asker may have ended, and its number with it.
         return reply if channel.seat.holds(message.sender) else self._refuse(lease, "not-you")
-
-    def _release(self, lease: Lease, name: str) -> Reply:
-        granted, code = lease.take(name, self._clock())
-        if granted is None:
-            return self._refuse(lease, code, name=name[:80]) if code != "pending" else {"ok": False, "err": code}
-        try:
-            held = self._store.get(name, granted.version)
-            self._write(
-                "secret.released", attempt=lease.attempt, name=name, version=held.version, mode=granted.ask.mode
-            )
-        except (VaultError, OSError) as error:
-            log.warning("secret not released", extra={"attempt": lease.attempt, "error": type(error).__name__})
-            return {"ok": False, "err": "unavailable"}
-        return {"ok": True, "version": held.version, "value": base64.b64encode(held.value).decode()}
 
     def _refuse(self, lease: Lease, code: str, **fields: object) -> Reply:
         lease.bad += 1

@@ -6,7 +6,7 @@ place of a good one.
 
     VAULT/                 0700   key           the host's identities, newest first (unless they come from elsewhere)
                                   recipients    the public halves: the host's first, then the offline recovery keys
-                                  audit.seed    the audit chain's first key, sealed like a secret
+                                  audit.seed, sealing.age   the chain's first key, and sealed arguments' keys
                                   lock          whoever holds it writes
     VAULT/secrets/         0700   NAME@000003.age
 """
@@ -25,7 +25,7 @@ from typing import Final
 
 from pyrage import x25519
 
-from broker.vault import hostkey, sealing, seeds
+from broker.vault import hostkey, sealing, sealkeys, seeds
 from broker.vault.disk import FOLDER_MODE, TEMPORARY, Folder, Write
 from broker.vault.errors import (
     CorruptError,
@@ -37,6 +37,7 @@ from broker.vault.errors import (
     VaultUsageError,
 )
 from broker.vault.hostkey import FileKey, KeySource
+from broker.vault.sealkeys import SealKeys
 
 __all__ = ["MAX_VALUE_BYTES", "Entry", "Keystore", "Value", "check_name", "create"]
 
@@ -71,7 +72,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One secret as a list shows it: its name and the versions that are kept, oldest first."""
+    """One secret in a list: its name and the versions that are kept, oldest first."""
 
     name: str
     versions: tuple[int, ...]
@@ -145,9 +146,8 @@ class Keystore:
             UnsafeVaultError: owner, mode or kind of anything in it has drifted. VaultBusyError. HostKeyError.
             VaultError: there is none.
         """
-        self._clock = clock
+        self._clock, self._lock = clock, -1
         self._folder = Folder(path, write=write)
-        self._lock = -1
         try:
             self._lock = _lock(self._folder)
             self._secrets = Folder(path / _SECRETS, write=write)
@@ -289,6 +289,7 @@ class Keystore:
                 self._secrets.replace(_file_of(name, version), sealing.seal(head, held.value, self._recipients))
                 count += 1
         self._folder.replace(seeds.FILE, seeds.seal(self.audit_seed(), self._recipients))
+        sealkeys.rewrite(self._folder, self._identities, self._recipients)
         return count
 
     def adopt_host_key(self) -> int:
@@ -314,6 +315,10 @@ class Keystore:
     def audit_seed(self) -> bytes:
         """Return the first key of this vault's audit chain. Raises CorruptError."""
         return seeds.read(self._folder, self._identities)
+
+    def seal_keys(self) -> SealKeys:
+        """Return the keys that open what clients seal for this node."""
+        return SealKeys(self._folder, self._identities, self._recipients, self._clock)
 
     def verify(self) -> tuple[int, tuple[str, ...]]:
         """Open every file; returns how many are sound and the names of those that are not."""

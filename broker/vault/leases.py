@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from broker.vault import placing
 from broker.vault import rules as policy
 from broker.vault.errors import VaultUsageError
 from broker.vault.rules import Ask, Decision, Rules
@@ -40,7 +41,18 @@ class Granted:
     until_s: float | None
     uses_left: int | None
     pending: bool
+    on_leak: policy.OnLeak = "redact"
     version: int | None = None
+    #: Where a proxied value is put.
+    header: str = placing.DEFAULT
+    #: Uses of this lease.
+    spent: int = 0
+
+    def spend(self) -> None:
+        """Count one use. Before it is had: what fails afterwards costs the job, not the secret."""
+        self.spent += 1
+        if self.uses_left is not None:
+            self.uses_left -= 1
 
 
 @dataclass(slots=True)
@@ -49,7 +61,15 @@ class Lease:
 
     attempt: str
     job: str
+    tenant: str = ""
     grants: dict[str, Granted] = field(default_factory=dict)
+    #: The ciphertexts of the job's sealed values by place.
+    sealed: dict[str, str] = field(default_factory=dict)
+    #: How many of them there will be.
+    owed: int = 0
+    #: When the attempt's first lease was opened, also by an earlier start of the broker; and whether that was this one.
+    since_s: float = 0.0
+    fresh: bool = True
     bad: int = 0
     tokens: float = BURST
     seen_s: float = 0.0
@@ -63,6 +83,10 @@ class Lease:
         self.tokens -= 1
         return True
 
+    def states(self, now_s: float) -> dict[str, str]:
+        """Return how each secret stands: ready, pending, expired or used-up."""
+        return {name: _refusal(granted, now_s) or "ready" for name, granted in self.grants.items()}
+
     def take(self, name: str, now_s: float) -> tuple[Granted | None, Code]:
         """Spend one use of a secret that is handed over; (None, code) if it may not be had now."""
         granted = self.grants.get(name)
@@ -71,10 +95,18 @@ class Lease:
         code = _refusal(granted, now_s)
         if code:
             return None, code
-        if granted.uses_left is not None:
-            # Spent first: what fails afterwards costs the job, not the secret.
-            granted.uses_left -= 1
+        granted.spend()
         return granted, ""
+
+    def take_for(self, host: str, now_s: float) -> tuple[list[tuple[str, Granted]], Code]:
+        """Spend one use of each secret that a request to ``host`` carries; ([], code) if it may carry nothing now."""
+        found = [(name, one) for name, one in self.grants.items() if one.ask.mode == "proxy" and one.ask.host == host]
+        code = next(filter(None, (_refusal(one, now_s) for _, one in found)), "" if found else "denied")
+        if code:
+            return [], code
+        for _, one in found:
+            one.spend()
+        return found, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +125,22 @@ class Opened:
 class Leases:
     """All live leases of one broker."""
 
-    def __init__(self, rules: Rules, used: Mapping[tuple[str, str], int] | None = None) -> None:
-        """``used``: releases of live attempts that the record of an earlier broker start holds, by (attempt, name)."""
+    def __init__(
+        self,
+        rules: Rules,
+        used: Mapping[tuple[str, str], int] | None = None,
+        decided: Mapping[tuple[str, str], bool] | None = None,
+        since: Mapping[str, float] | None = None,
+    ) -> None:
+        """``used``: releases of live attempts that the record of an earlier broker start holds, by (attempt, name).
+
+        ``decided``: where a person has said yes or no, as that record has it. ``since``: when each attempt's first
+        lease was opened, by the clock that every call here is given.
+        """
         self._rules = rules
+        self._decided = dict(decided or {})
         self._used = dict(used or {})
+        self._since = dict(since or {})
         self._live: dict[str, Lease] = {}
 
     def __len__(self) -> int:
@@ -105,6 +149,13 @@ class Leases:
     def get(self, attempt: str) -> Lease | None:
         """Return a live lease."""
         return self._live.get(attempt)
+
+    def live(self, attempt: str) -> Lease:
+        """Return a live lease. Raises VaultUsageError."""
+        lease = self._live.get(attempt)
+        if lease is None:
+            raise VaultUsageError(f"{attempt} has no lease")
+        return lease
 
     def all(self) -> tuple[Lease, ...]:
         """Return every live lease."""
@@ -121,7 +172,9 @@ class Leases:
             raise VaultUsageError(f"{attempt} has a lease already")
         if len(self._live) >= MAX_LEASES or len(wanted) > MAX_SECRETS:
             raise VaultUsageError("too many leases, or too many secrets for one job")
-        lease = Lease(attempt, job, seen_s=now_s)
+        # A clock that was ahead belongs to an earlier start of the host.
+        lease = Lease(attempt, job, since_s=min(self._since.get(attempt, now_s), now_s), seen_s=now_s)
+        lease.fresh = attempt not in self._since
         for ask in wanted:
             decision = policy.decide(self._rules, ask)
             if not decision.allowed:
@@ -132,15 +185,37 @@ class Leases:
                 )
             if ask.secret in lease.grants:
                 return Opened(None, f"{ask.secret} is asked for twice")
-            lease.grants[ask.secret] = self._granted(attempt, ask, decision, now_s)
+            other = _same_header(lease, ask, decision.header)
+            if other:
+                return Opened(None, f"{other} and {ask.secret} would go into one header for {ask.host}")
+            if self._decided.get((attempt, ask.secret)) is not False or not decision.approve:
+                lease.grants[ask.secret] = self._granted(lease, ask, decision)
         self._live[attempt] = lease
+        self._since[attempt] = lease.since_s
         return Opened(lease)
 
-    def close(self, attempt: str) -> Lease | None:
-        """End a lease; returns it if it was live."""
-        for key in [key for key in self._used if key[0] == attempt]:
-            del self._used[key]
-        return self._live.pop(attempt, None)
+    def close(self, attempt: str, *, over: bool) -> None:
+        """End a lease. ``over``: so is its attempt; else what it had counts for a lease that is opened again."""
+        lease = self._live.pop(attempt, None)
+        if not over:
+            for name, granted in lease.grants.items() if lease is not None else ():
+                self._used[attempt, name] = self._used.get((attempt, name), 0) + granted.spent
+            return
+        self._since.pop(attempt, None)
+        for kept in (self._used, self._decided):
+            for key in [key for key in kept if key[0] == attempt]:
+                del kept[key]
+
+    def waits(self, attempt: str, name: str, now_s: float) -> bool:
+        """Return whether a person's word is waited for."""
+        lease = self._live.get(attempt)
+        granted = lease.grants.get(name) if lease is not None else None
+        return granted is not None and granted.pending and not _lapsed(granted, now_s)
+
+    def deny(self, attempt: str, name: str) -> None:
+        """Take a waiting secret away: it was never had, and won't be."""
+        self._live[attempt].grants.pop(name, None)
+        self._decided[attempt, name] = False
 
     def approve(self, attempt: str, name: str, now_s: float) -> None:
         """Let a waiting secret be had. Raises VaultUsageError: nothing waits under that name, or it has lapsed."""
@@ -149,6 +224,7 @@ class Leases:
         if granted is None or not granted.pending or _lapsed(granted, now_s):
             raise VaultUsageError(f"nothing waits for approval as {attempt} {name}")
         granted.pending = False
+        self._decided[attempt, name] = True
 
     def reload(self, rules: Rules) -> tuple[tuple[str, str], ...]:
         """Take new rules: live grants that they no longer allow end, others only narrow; returns what ended."""
@@ -165,12 +241,22 @@ class Leases:
                     granted.uses_left = decision.uses if left is None else min(left, decision.uses)
         return tuple(ended)
 
-    def _granted(self, attempt: str, ask: Ask, decision: Decision, now_s: float) -> Granted:
-        until_s = None if decision.ttl_s is None else now_s + decision.ttl_s
-        uses = decision.uses
+    def _granted(self, lease: Lease, ask: Ask, decision: Decision) -> Granted:
+        until_s = None if decision.ttl_s is None else lease.since_s + decision.ttl_s
+        uses, key = decision.uses, (lease.attempt, ask.secret)
         if uses is not None:
-            uses = max(0, uses - self._used.get((attempt, ask.secret), 0))
-        return Granted(ask, decision.rule, until_s, uses, decision.approve)
+            uses = max(0, uses - self._used.get(key, 0))
+        waits = decision.approve and not self._decided.get(key, False)
+        return Granted(ask, decision.rule, until_s, uses, waits, decision.on_leak, header=decision.header)
+
+
+def _same_header(lease: Lease, ask: Ask, header: str) -> str:
+    """Return the secret of the lease that already takes the header which ``ask`` would be put into, "" if none."""
+    name = placing.name_of(header)
+    for other, one in lease.grants.items():
+        if ask.mode == "proxy" == one.ask.mode and one.ask.host == ask.host and placing.name_of(one.header) == name:
+            return other
+    return ""
 
 
 def _refusal(granted: Granted, now_s: float) -> Code:

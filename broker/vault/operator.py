@@ -14,22 +14,21 @@ from typing import Final
 
 from broker.vault import peer
 from broker.vault.errors import VaultBusyError, VaultError, VaultUsageError
+from broker.vault.sockets import COUNTER
 
 __all__ = ["COUNTER", "ask"]
 
-#: The operators' socket, below the home's folder of sockets.
-COUNTER: Final = "vault"
 ANSWER_S: Final = 30.0
 
 
-def ask(path: Path, order: Mapping[str, object]) -> Mapping[str, object]:
-    """Have the broker do something; returns what it says.
+def ask(path: Path, order: Mapping[str, object], *, wait_s: float = ANSWER_S) -> Mapping[str, object]:
+    """Have the broker do something; returns what it says within ``wait_s``.
 
     Raises:
         VaultUsageError, VaultError: its own words. VaultBusyError: something has the vault open that is no broker.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-        line.settimeout(ANSWER_S)
+        line.settimeout(wait_s)
         # The broker asks the kernel who we are, for every message.
         line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         try:

@@ -1,6 +1,19 @@
 """What agents and jobs say to the broker, read into values; and where a job sits.
 
 Called by the desk. Must never take a place for a job's that it does not have to itself.
+
+    agent → broker   {"op": "open", "attempt", "job", "asks": […], "level", "uid", "sealed": how many} + the channel's
+                     end, the mould's pidfd, the worker's pidfd and (level B) the mould's pid namespace
+                     {"op": "sealed", "attempt", "place", "data"}, before the streams
+                     {"op": "streams", "attempt"} + the job's two read ends, the agent's two write ends and its alarm
+                     {"op": "service", "attempt"} + a listener on the job's own loopback
+                     {"op": "file", "attempt"} + a file to read and one to write
+                     {"op": "proxy", "attempt"} + one end of the egress process's line (lines.py)
+                     {"op": "approve" | "deny", "attempt", "name", "by"} · {"op": "close", "attempt"} · {"op": "ping"}
+    job → broker     {"op": "list"} · {"op": "get", "name"} · {"op": "sealed", "place"}
+    broker → any     {"ok": true, …} · {"ok": false, "err": CODE}
+
+The codes for a job: denied expired used-up pending not-you too-big garbage slow-down unavailable.
 """
 
 from __future__ import annotations
@@ -12,14 +25,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, cast
 
+from broker.egress.errors import BadRequestError
+from broker.egress.rules import canonical
 from broker.vault import peer
 from broker.vault.errors import VaultUsageError
 from broker.vault.peer import Message, Sender
 from broker.vault.rules import Ask, Mode
 
-__all__ = ["Seat", "ask_of", "channel_of", "read", "seat_of"]
+__all__ = ["Seat", "ask_of", "channel_of", "host_of", "read", "seat_of"]
 
 _MODES: Final = ("proxy", "get", "file", "env")
+_HTTPS_PORT: Final = 443
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,22 @@ def channel_of(fd: int) -> socket.socket:
     return channel
 
 
+def host_of(text: str) -> str:
+    """Return the one form of a proxied secret's host, as rules name it: HOST, or HOST:PORT for another port than 443.
+
+    Raises:
+        VaultUsageError: it is none.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or (text.startswith("[") and text.endswith("]")):
+        host, port = text, str(_HTTPS_PORT)
+    try:
+        found = canonical(host, int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0)
+    except BadRequestError as error:
+        raise VaultUsageError(f"the host of a proxied secret is HOST or HOST:PORT: {error}") from None
+    return found.host if found.port == _HTTPS_PORT else str(found)
+
+
 def ask_of(item: object, order: Mapping[str, object]) -> Ask:
     """Return one secret that an ``open`` asks for. Raises VaultUsageError, KeyError."""
     if not isinstance(item, dict) or item.get("mode") not in _MODES:
@@ -83,6 +115,8 @@ def ask_of(item: object, order: Mapping[str, object]) -> Ask:
     if not isinstance(tags, dict):
         raise VaultUsageError("tags are an object")
     task, command, host = order.get("task"), order.get("command"), item.get("host")
+    if item["mode"] == "proxy":
+        host = host_of(str(host or ""))
     return Ask(
         secret=str(item["name"]),
         mode=cast("Mode", item["mode"]),

@@ -47,7 +47,7 @@ def forms(value: bytes) -> frozenset[bytes]:
 
 
 class Redactor:
-    """Scrubs one stream. ``hits`` counts what was masked."""
+    """Scrubs one stream. ``hits`` counts what was masked, ``found`` says of which secrets."""
 
     def __init__(self, secrets: Mapping[str, bytes]) -> None:
         """``secrets``: name → value. A value of fewer than MIN_FORM_BYTES is not looked for."""
@@ -55,14 +55,16 @@ class Redactor:
             ((form, name) for name, value in secrets.items() for form in forms(value)),
             key=lambda pair: (-len(pair[0]), pair),
         )
-        self._masks = {form: f"[secret:{name}]".encode() for form, name in reversed(pairs)}
+        self._names = dict(reversed(pairs))
         self._pattern = re.compile(b"|".join(re.escape(form) for form, _ in pairs)) if pairs else None
         self._hold = max((len(form) for form, _ in pairs), default=1) - 1
         self._kept = b""
         self.hits = 0
+        #: The secrets that were found, in the order of their first time.
+        self.found: dict[str, None] = {}
 
     def __repr__(self) -> str:
-        return f"Redactor({len(self._masks)} forms)"
+        return f"Redactor({len(self._names)} forms)"
 
     def feed(self, chunk: bytes) -> bytes:
         """Return what can be let go; up to the longest form's length less one is held back."""
@@ -78,7 +80,9 @@ class Redactor:
 
     def _mask(self, match: re.Match[bytes]) -> bytes:
         self.hits += 1
-        return self._masks[match[0]]
+        name = self._names[match[0]]
+        self.found[name] = None
+        return f"[secret:{name}]".encode()
 
     def _pass(self, chunk: bytes, *, last: bool) -> bytes:
         data = self._kept + chunk
@@ -94,4 +98,7 @@ class Redactor:
         cut = max(cut, at)
         out.append(data[at:cut])
         self._kept = data[cut:]
+        for match in self._pattern.finditer(self._kept):
+            # What is held back may be masked only with the next piece, but it was shown.
+            self.found[self._names[match[0]]] = None
         return b"".join(out)

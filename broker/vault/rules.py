@@ -13,10 +13,12 @@ narrows them. Unknown keys refuse to load.
     queues = ["*"]                     # default every queue
     tags = ["team=ml"]                 # default none needed; all listed ones must be on the job
     modes = ["proxy"]                  # default proxy; also get, file, env
-    hosts = ["api.openai.com"]         # required with proxy
+    hosts = ["api.openai.com"]         # required with proxy; HOST:PORT for another port than 443
+    header = "x-api-key: {value}"      # with proxy; default "Authorization: Bearer {value}"
     ttl_s = 900.0                      # at most this long after the attempt's start; default: as long as it runs
     uses = 100                         # at most so many releases or proxied requests; default no limit
     approve = false                    # true: a person has to say yes first
+    on_leak = "redact"                 # "kill": the job ends if its output or its result shows the value
 """
 
 from __future__ import annotations
@@ -28,16 +30,19 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Final, Literal, TypeVar
 
+from broker.vault import placing
 from broker.vault.errors import RulesError
 
-__all__ = ["Ask", "Decision", "Mode", "Rule", "Rules", "decide", "parse"]
+__all__ = ["Ask", "Decision", "Mode", "OnLeak", "Rule", "Rules", "decide", "parse"]
 
 _N = TypeVar("_N", int, float)
 Mode = Literal["proxy", "get", "file", "env"]
+OnLeak = Literal["redact", "kill"]
+_ON_LEAK: Final = ("redact", "kill")
 _MODES: Final = ("proxy", "get", "file", "env")
 _ANY: Final = ("*",)
 _LISTS: Final = ("secrets", "tenants", "tasks", "commands", "queues", "tags", "modes", "hosts")
-_LIMITS: Final = frozenset({"modes", "hosts", "ttl_s", "uses", "approve"})
+_LIMITS: Final = frozenset({"modes", "hosts", "ttl_s", "uses", "approve", "header", "on_leak"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,8 @@ class Rule:
     ttl_s: float | None = None
     uses: int | None = None
     approve: bool = False
+    header: str = placing.DEFAULT
+    on_leak: OnLeak = "redact"
 
     @property
     def label(self) -> str:
@@ -97,6 +104,8 @@ class Decision:
     ttl_s: float | None = None
     uses: int | None = None
     approve: bool = False
+    header: str = placing.DEFAULT
+    on_leak: OnLeak = "redact"
 
 
 def parse(text: str) -> Rules:
@@ -131,9 +140,8 @@ def decide(rules: Rules, ask: Ask) -> Decision:
             continue
         missing = _of_job(rule, ask) or _of_way(rule, ask)
         if missing is None:
-            return Decision(
-                True, rule.label, "", _least(rule.ttl_s, ask.ttl_s), _least(rule.uses, ask.uses), rule.approve
-            )
+            ttl_s, uses = _least(rule.ttl_s, ask.ttl_s), _least(rule.uses, ask.uses)
+            return Decision(True, rule.label, "", ttl_s, uses, rule.approve, rule.header, rule.on_leak)
         closest = Decision(False, rule.label, f"{rule.label} does not cover {missing}")
     return closest
 
@@ -186,7 +194,15 @@ def _rule(effect: Literal["allow", "deny"], index: int, entry: object) -> Rule:
         raise RulesError(f"{where}: modes are {', '.join(_MODES)}")
     if effect == "allow" and "proxy" in rule.modes and not rule.hosts:
         raise RulesError(f"{where}: proxy needs hosts, or a secret could be sent anywhere")
+    if "header" in values and "proxy" not in rule.modes:
+        raise RulesError(f"{where}: header is for the mode proxy")
     return rule
+
+
+def _text(where: str, key: str, value: object) -> str:
+    if not isinstance(value, str) or (key == "on_leak" and value not in _ON_LEAK):
+        raise RulesError(f"{where} must be {'a string' if key == 'header' else 'redact or kill'}")
+    return placing.check(value) if key == "header" else value
 
 
 def _value(where: str, key: str, value: object) -> object:
@@ -194,6 +210,8 @@ def _value(where: str, key: str, value: object) -> object:
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
             raise RulesError(f"{where} must be a list of non-empty strings")
         return tuple(value)
+    if key in ("header", "on_leak"):
+        return _text(where, key, value)
     if key == "approve":
         if not isinstance(value, bool):
             raise RulesError(f"{where} must be true or false")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -18,9 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from broker.client import CONTROL
+from broker.vault import approval, cleaning, confine, hostkey, peer
 from broker.vault import audit as audits
-from broker.vault import cleaning, hostkey, peer
 from broker.vault.audit import Audit
 from broker.vault.counter import Clerk, Counter
 from broker.vault.desk import Desk
@@ -29,11 +29,12 @@ from broker.vault.errors import VaultError
 from broker.vault.hostkey import CommandKey
 from broker.vault.keystore import Keystore
 from broker.vault.leases import Leases
-from broker.vault.operator import COUNTER
 from broker.vault.peer import Message
+from broker.vault.reserve import Reserve
 from broker.vault.rulesfile import RULES_FILE, load_rules
+from broker.vault.sockets import CONTROL, COUNTER
 
-__all__ = ["harden", "releases", "self_test", "serve"]
+__all__ = ["beginnings", "harden", "releases", "self_test", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_GET_PDEATHSIG: Final = 2
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_NO_NEW_PRIVS: Final = 38
-_MCL_CURRENT_AND_FUTURE: Final = 3
+#: MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT: what has been touched stays; libraries that nobody calls are not loaded for it.
+_MCL: Final = 7
 _MAX_AUDIT_BYTES: Final = 1 << 30
 _NEW_USER_AND_PID: Final = 0x3000_0000
 _SELF_TEST_S: Final = 5.0
@@ -65,7 +67,7 @@ def harden() -> tuple[str, ...]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # With a limit below all memory a later allocation would fail instead.
     free = os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY
-    if free and libc.mlockall(_MCL_CURRENT_AND_FUTURE) == 0:
+    if free and libc.mlockall(_MCL) == 0:
         return ()
     return ("memory may be swapped: raise LimitMEMLOCK, or encrypt swap",)
 
@@ -116,7 +118,24 @@ def releases(lines: tuple[Mapping[str, object], ...]) -> dict[tuple[str, str], i
     )
 
 
-def serve(home: Path, agents: frozenset[int], key_command: tuple[str, ...] = (), scrub_uid: int | None = None) -> None:
+def beginnings(lines: tuple[Mapping[str, object], ...]) -> dict[str, float]:
+    """Return when each attempt's first lease was opened, for attempts whose lease the record does not end."""
+    found: dict[str, float] = {}
+    for line in lines:
+        if line["event"] == "lease.opened":
+            found.setdefault(str(line["attempt"]), float(str(line.get("since_s", "inf"))))
+        elif line["event"] == "lease.ended" and line.get("why") == "done":
+            found.pop(str(line["attempt"]), None)
+    return found
+
+
+def serve(
+    home: Path,
+    agents: frozenset[int],
+    key_command: tuple[str, ...] = (),
+    scrub_uid: int | None = None,
+    egress: frozenset[int] = frozenset(),
+) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reads the rules anew.
 
     Started by root it becomes the vault's owner, once its sockets stand and its scrubber has a user of its own.
@@ -136,27 +155,38 @@ def serve(home: Path, agents: frozenset[int], key_command: tuple[str, ...] = (),
         store = stack.enter_context(Keystore(place / "vault", source))
         folder = Folder(place / "vault")
         stack.callback(folder.close)
-        record = Audit(folder, store.audit_seed())
+        reserve = Reserve(folder)
+        stack.callback(reserve.close)
+        record = Audit(folder, store.audit_seed(), more_room=reserve.give)
         stack.callback(record.close)
         _, lines = audits.verify(folder.read(audits.AUDIT_FILE, _MAX_AUDIT_BYTES), store.audit_seed())
-        leases = Leases(load_rules(place / RULES_FILE), releases(lines))
-        desk = Desk(store, record, leases, agents=agents, cleaning=cleaner)
+        rules = load_rules(place / RULES_FILE)
+        leases = Leases(rules, releases(lines), approval.decisions(lines), beginnings(lines))
+        desk = Desk(store, record, leases, agents=agents, cleaning=cleaner, egress=egress)
         stack.callback(desk.close)
 
         def reload() -> dict[str, object]:
             ended = leases.reload(load_rules(place / RULES_FILE))
             for attempt, name in ended:
+                desk.lines.withdraw(attempt)
                 record.write("secret.revoked", attempt=attempt, name=name, why="rules")
             record.write("rules.loaded")
+            reserve.fill()
             return {"revoked": len(ended)}
 
-        counter = Counter(Clerk(store, record, leases, reload=reload))
+        worn: dict[str, object] = {}
+        counter = Counter(Clerk(store, record, leases, reload=reload, about=lambda: worn | confine.facts(reserve.held)))
         stack.callback(counter.close)
         stack.callback(record.sync)
         desk.listen(control)
         counter.listen(counter_socket)
         desk.watch(counter.fileno(), counter.serve)
         record.write("broker.started", pid=os.getpid())
+        cleaner.await_confined()
+        key = "outside" if source is not None else "file"
+        worn |= confine.wear(place, cleaner.process.pid, fenced=place == Path()) | {"key": key}
+        # What was loaded until here stays: no collection has to walk it between two answers.
+        gc.freeze()
         _loop(desk, reload)
 
 

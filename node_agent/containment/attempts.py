@@ -21,8 +21,9 @@ from node_agent.containment.errors import GroupError, ResultTooLarge, SetupError
 from node_agent.containment.freezing import FREEZE_TIMEOUT_S, Still
 from node_agent.containment.glance import Glance
 from node_agent.containment.lower.handle import LowMould
-from node_agent.containment.moulds import End, Mould
-from node_agent.containment.plan import Usage, Verdict
+from node_agent.containment.moulds import Mould
+from node_agent.containment.orders import End
+from node_agent.containment.plan import DoorName, Usage, Verdict
 from node_agent.containment.slotgroup import GroupEvents
 from runner.wire import frames
 from runner.wire.errors import CodecError
@@ -139,11 +140,11 @@ class Attempt:
             self._overdue = True
             self.kill()
 
-    async def door(self) -> tuple[int, int]:
-        """Return what a job with net grants is connected by: see Mould.door. Raises SpawnError."""
+    async def door(self, name: DoorName = "net") -> tuple[int, int]:
+        """Return what a job with net grants, or with a service, is connected by: see Mould.door. Raises SpawnError."""
         if not isinstance(self._mould, Mould):
             raise SpawnError("no net namespace at this level")
-        return await self._mould.door()
+        return await self._mould.door(name)
 
     def place(self) -> tuple[int, ...]:
         """Return what tells the broker this attempt: pidfds of mould and worker, and the pid namespace; all new copies.

@@ -1,17 +1,17 @@
 """The mould: pid 1 of a slot's namespaces. Forks one worker per attempt and proves that nothing of it is left.
 
 Started by the zygote in a fresh child (``run``), told what to do by the agent over its control socket. Never runs job
-code, never reads a plan, an argument or an environment value: it passes one descriptor on and closes it. Must end, and
-with it everything in its pid namespace, when the lifeline closes, when the newest deadline on it has passed, when the
-control socket closes, and after anything that it does not expect.
+code, never reads an argument, an environment value or a plan but those that name nothing of a job (known.py): it passes
+one descriptor on and closes it. Must end, and with it everything in its pid namespace, when the lifeline closes, when
+the newest deadline on it has passed, when the control socket closes, and after anything that it does not expect.
 
-    agent → mould   {"op": "begin", "attempt"[, "door"]} + the far end of the attempt's channel · {"op": "term"}
-                    {"op": "stop", "attempt"} · {"op": "cont", "attempt"}
-    mould → agent   {"op": "up"} · {"op": "failed", …} · {"op": "odd", "why"} · {"op": "end", "attempt", "status", …}
-                    {"op": "held", "still", "moving"} answers stop and cont · {"op": "door"} + a listener on the
-                    loopback of this net namespace: what a job with net grants reaches, served by the egress process
+    agent → mould   the orders of orders.py; BEGIN comes with the far end of the attempt's channel
+    mould → agent   an End of orders.py · {"op": "up"} · {"op": "failed", …} · {"op": "odd", "why"} ·
+                    {"op": "held", "still", "moving"} answers STOP and CONT · {"op": "door"} + a listener on the
+                    loopback of this net namespace, one for each door that BEGIN names, in their order: what a job with
+                    net grants reaches, served by the egress process; its service, served by the broker
 
-``end`` is sent after kill(-1) and ECHILD: the kernel's word that the namespace holds nobody else.
+An end is sent after kill(-1) and ECHILD: the kernel's word that the namespace holds nobody else.
 
 A job's path goes on in the worker (worker.py restricts it) and from there in runner/guest/bootstrap.py.
 """
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
 import select
 import signal
 import socket
@@ -31,7 +30,10 @@ from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
 from node_agent.containment import linux, outfit, view, worker
-from node_agent.containment.plan import PROXY
+from node_agent.containment.orders import Order, end_record, order_of
+from node_agent.containment.plan import DOORS
+from node_agent.containment.quiet import Quiet
+from node_agent.containment.reaper import Reaper
 from node_agent.containment.stopping import Stopper
 from node_agent.containment.worker import Kit
 from runner.wire import codec
@@ -46,14 +48,13 @@ EXIT_ODD: Final = 115
 EXIT_SETUP: Final = 116
 
 _BACKLOG: Final = 64
-_WALL: Final = 0x4000_0000
 _MAX_CONTROL_BYTES: Final = 4096
 _FD_SPACE: Final = socket.CMSG_SPACE(4)
 #: Children reaped before the lifeline is looked at again: a job can make zombies as fast as they are reaped.
 _MAX_REAPED: Final = 64
 _SIOCSIFFLAGS: Final = 0x8914
 _UP_AND_RUNNING: Final = 0x41
-_LIMITS: Final = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
+_HOLDS: Final = (Order.STOP, Order.CONT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,10 @@ class _Mould:
         self._news = select.poll()
         self._news.register(self._lifeline, select.POLLIN)
         self._signals = linux.signal_descriptor(signal.SIGCHLD)
-        self._sockets = os.open("/proc/self/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
-        self._quiet = self._socket_counts()
+        self._quiet = Quiet()
         self._more = False
         self._timer = linux.timer_descriptor()
-        self._limits = _own_limits()
+        self._reaper = Reaper()
         self._stopper = Stopper(f"{prepared.stage}/proc")
         score: int | None = None
         if seat.level == "A":
@@ -146,7 +146,7 @@ class _Mould:
         self._attempt = ""
         self._worker: int | None = None
         self._status: int | None = None
-        self._cpu_s = 0.0
+        self._cpu_us = 0
         self._max_rss_bytes = 0
         self._processes = 0
         self._left = 0
@@ -169,8 +169,10 @@ class _Mould:
 
     def _read_lifeline(self) -> None:
         """Read to the newest record; end if the agent is gone or its lease has run out."""
+        news = False
         # Asked before it is read: an exception for "nothing there" costs more than all the rest of this.
         while self._news.poll(0):
+            news = True
             record = self._lifeline.recv(2 * linux.SIZE_OF_DEADLINE, socket.MSG_DONTWAIT)
             if not record:
                 os._exit(EXIT_LIFELINE)
@@ -181,43 +183,40 @@ class _Mould:
             return
         if time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= self._deadline_ns:
             os._exit(EXIT_DEADLINE)
-        linux.timer_arm(self._timer, self._deadline_ns)
+        if news:
+            linux.timer_arm(self._timer, self._deadline_ns)
 
     def _obey(self) -> None:
         data, ancillary, _, _ = self._control.recvmsg(_MAX_CONTROL_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(EXIT_CONTROL)
         fds = [fd for _, _, packed in ancillary for fd in struct.unpack(f"{len(packed) // 4}i", packed)]
-        order = codec.load(data)
-        if not isinstance(order, dict):
-            os._exit(EXIT_ODD)
-        if order.get("op") == "begin" and len(fds) == 1 and self._worker is None:
-            self._begin(str(order.get("attempt")), fds[0], door=order.get("door") is True)
-        elif order.get("op") == "term" and not fds:
-            self._terminate(str(order.get("attempt")))
-        elif order.get("op") in ("stop", "cont") and not fds:
-            self._hold(str(order.get("attempt")), stop=order.get("op") == "stop")
+        order, attempt, doors, lesson = order_of(data)
+        if order == Order.BEGIN and len(fds) == 1 and self._worker is None:
+            self._begin(attempt, fds[0], doors, lesson)
+        elif order == Order.TERM and not fds:
+            self._terminate(attempt)
+        elif order in _HOLDS and not fds:
+            self._hold(attempt, stop=order == Order.STOP)
         else:
             os._exit(EXIT_ODD)
 
-    def _begin(self, attempt: str, channel_fd: int, *, door: bool) -> None:
+    def _begin(self, attempt: str, channel_fd: int, doors: list[str], lesson: bytes) -> None:
         self._read_lifeline()
         if self._seat.level == "B":
             # Adopted by the zygote by now for certain, so its death is the one that is reported.
             linux.set_parent_death_signal(signal.SIGKILL)
-        if _own_limits() != self._limits:
-            # A job of the same uid could have changed them (attack 37): no worker inherits that.
-            _send(self._control, op="odd", why="limits")
+        changed = self._quiet.change()
+        if changed:
+            _send(self._control, op="odd", why=changed)
             os._exit(EXIT_ODD)
-        if self._socket_counts() != self._quiet:
-            # Something of an earlier attempt is left in the net namespace (attack 38).
-            _send(self._control, op="odd", why="sockets")
-            os._exit(EXIT_ODD)
+        if lesson:
+            worker.learn(self._outfit, lesson)
         self._attempt, self._status = attempt, None
-        self._cpu_s, self._max_rss_bytes, self._processes, self._left = 0.0, 0, 0, 0
+        self._cpu_us = self._max_rss_bytes = self._processes = self._left = 0
         try:
-            if door:
-                _send_listener(self._control)
+            for name in doors:
+                _send_listener(self._control, DOORS[name])  # type: ignore[index] # a wrong name ends this mould
             pid = linux.fork_into(self._seat.job_fd)
         except OSError as error:
             _send(self._control, op="odd", why=str(error)[:300])
@@ -250,15 +249,14 @@ class _Mould:
         if self._status is not None:
             _kill_everyone()
         for _ in range(_MAX_REAPED):
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG | _WALL)
-            except ChildProcessError:
-                self._report()
+            pid = self._reaper.reap()
+            if pid <= 0:
+                if pid < 0:
+                    self._report()
                 return
-            if pid == 0:
-                return
-            self._cpu_s += usage.ru_utime + usage.ru_stime
-            self._max_rss_bytes = max(self._max_rss_bytes, usage.ru_maxrss * 1024)
+            status, cpu_us, max_rss_bytes = self._reaper.told()
+            self._cpu_us += cpu_us
+            self._max_rss_bytes = max(self._max_rss_bytes, max_rss_bytes)
             self._processes += 1
             self._left += self._status is not None
             if pid == self._worker:
@@ -266,25 +264,13 @@ class _Mould:
                 _kill_everyone()
         self._more = True
 
-    def _socket_counts(self) -> tuple[bytes, bytes]:
-        """Return how many sockets of any family, and how many waiting TCP ends, this net namespace holds."""
-        words = os.pread(self._sockets, _MAX_CONTROL_BYTES, 0).split()
-        return words[words.index(b"used") + 1], words[words.index(b"tw") + 1]
-
     def _report(self) -> None:
         """ECHILD after the worker's end: nothing else lives in this namespace. Say so, once."""
         if self._status is None:
             return
-        _send(
-            self._control,
-            op="end",
-            attempt=self._attempt,
-            status=self._status,
-            cpu_s=round(self._cpu_s, 6),
-            max_rss_bytes=self._max_rss_bytes,
-            processes=self._processes,
-            left=self._left,
-        )
+        counted = (self._cpu_us, self._max_rss_bytes, self._processes, self._left)
+        with suppress(OSError):  # as in _send
+            self._control.send(end_record(self._attempt, self._status, *counted))
         self._worker = self._status = None
         self._stopper.forget()
 
@@ -302,16 +288,12 @@ def _send(control: socket.socket, **record: object) -> None:
         control.send(codec.dump(record))
 
 
-def _send_listener(control: socket.socket) -> None:
+def _send_listener(control: socket.socket, address: tuple[str, int]) -> None:
     """Give the agent a listener; none of the job's processes ever holds it, and this process forgets it."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind(PROXY)
+        listener.bind(address)
         listener.listen(_BACKLOG)
         socket.send_fds(control, [codec.dump({"op": "door"})], [listener.fileno()])
-
-
-def _own_limits() -> tuple[tuple[int, int], ...]:
-    return tuple(map(resource.getrlimit, _LIMITS))
 
 
 def _close_others(keep: set[int]) -> None:

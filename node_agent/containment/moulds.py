@@ -13,34 +13,20 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from node_agent.containment.errors import SpawnError, unsent
-from node_agent.containment.plan import Profile
+from node_agent.containment.known import Taught
+from node_agent.containment.orders import END_MARK, End, Order, end_of, order_record
+from node_agent.containment.plan import DoorName, Profile
 from runner.wire import codec
 from runner.wire.codec import Json
 from runner.wire.errors import WireError
 
-__all__ = ["End", "Mould", "pair"]
+__all__ = ["Mould", "pair"]
 
 _MAX_RECORD_BYTES: Final = 8192
 _DOOR_TIMEOUT_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """A mould's word on an attempt, given after kill(-1) and ECHILD. ``status`` is a raw wait status.
-
-    ``left``: how many processes the first one left behind.
-    """
-
-    attempt: str
-    status: int
-    cpu_s: float
-    max_rss_bytes: int
-    processes: int
-    left: int = 0
 
 
 class Mould:
@@ -58,13 +44,15 @@ class Mould:
         self.born_s = loop.time()
         self.served = 0
         self.spoiled = False
+        self.taught = Taught()
         self.profile: Profile | None = None
         self.up: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.on_end: Callable[[End], None] | None = None
         self.on_gone: Callable[[], None] | None = None
         self._held: asyncio.Future[tuple[int, int]] | None = None
-        self._door: asyncio.Future[int] | None = None
+        #: The listeners that the mould owes, in their order.
+        self._doors: dict[DoorName, asyncio.Future[int]] = {}
         self._loop = loop
         self._pidfd: int | None = pidfd
         self._lifeline = lifeline
@@ -82,28 +70,28 @@ class Mould:
     def begin(self, attempt: str, channel_fd: int) -> None:
         """Have a worker forked that holds ``channel_fd``. Raises SpawnError."""
         self.served += 1
-        door = self.profile is not None and bool(self.profile.net)
-        if door:
-            self._door = self._loop.create_future()
+        doors = () if self.profile is None else self.profile.doors
+        if doors:
+            self._doors = {name: self._loop.create_future() for name in doors}
+        order = order_record(Order.BEGIN, attempt, doors, self.taught.lesson())
         try:
-            order = {"op": "begin", "attempt": attempt, **({"door": True} if door else {})}
-            socket.send_fds(self._control, [codec.dump(order)], [channel_fd])
+            socket.send_fds(self._control, [order], [channel_fd])
         except OSError as error:
             raise unsent("the mould does not answer", error) from error
 
-    async def door(self) -> tuple[int, int]:
-        """Return the attempt's listener in the job's net namespace, and a pidfd of this mould; both the caller's.
+    async def door(self, name: DoorName) -> tuple[int, int]:
+        """Return a listener of the attempt in the job's net namespace, and a pidfd of this mould; both the caller's.
 
         Raises SpawnError.
         """
-        door = self._door
+        door = self._doors.get(name)
         if door is None:
             raise SpawnError("the mould was not asked for a listener")
         told: set[asyncio.Future[int] | asyncio.Future[None]] = {door, self.gone}
         await asyncio.wait(told, timeout=_DOOR_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        if not door.done() or door.cancelled() or self._door is not door or self._pidfd is None:
+        if not door.done() or door.cancelled() or self._doors.get(name) is not door or self._pidfd is None:
             raise SpawnError("the mould made no listener")
-        self._door = None
+        del self._doors[name]
         return door.result(), os.dup(self._pidfd)
 
     def pin(self) -> int:
@@ -115,7 +103,7 @@ class Mould:
     def terminate(self, attempt: str) -> None:
         """Have SIGTERM sent to the worker, if this attempt still runs."""
         with suppress(OSError):
-            self._control.send(codec.dump({"op": "term", "attempt": attempt}))
+            self._control.send(order_record(Order.TERM, attempt))
 
     def hold(self, attempt: str, *, still: bool) -> asyncio.Future[tuple[int, int]]:
         """Have everything in the namespace stopped, or let go on; resolves to (standing still, not yet)."""
@@ -124,7 +112,7 @@ class Mould:
             if self.gone.done():
                 self._held.set_result((0, 0))
         with suppress(OSError):
-            self._control.send(codec.dump({"op": "stop" if still else "cont", "attempt": attempt}))
+            self._control.send(order_record(Order.STOP if still else Order.CONT, attempt))
         return self._held
 
     def kill(self) -> None:
@@ -145,10 +133,11 @@ class Mould:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        if self._door is not None and self._door.done() and not self._door.cancelled():
-            os.close(self._door.result())
-            self._door = None
-        for future in (self.up, self.gone, self._held, self._door):
+        doors, self._doors = tuple(self._doors.values()), {}
+        for door in doors:
+            if door.done() and not door.cancelled():
+                os.close(door.result())
+        for future in (self.up, self.gone, self._held, *doors):
             if future is not None and not future.done():
                 future.cancel()
 
@@ -164,19 +153,27 @@ class Mould:
             self._loop.remove_reader(self._control)
             return False
         try:
-            self._take(codec.load(data))
+            if data[:1] == END_MARK:
+                self._take_end(end_of(data))
+            else:
+                self._take(codec.load(data))
         except (WireError, KeyError, TypeError, ValueError):
             self.kill()
         return True
 
     def _receive(self) -> bytes:
         """Return a record. One descriptor is taken from a mould that owes a listener; any other is never received."""
-        if self._door is None or self._door.done():
+        owed = next((door for door in self._doors.values() if not door.done()), None)
+        if owed is None:
             return self._control.recv(_MAX_RECORD_BYTES)
         data, fds, _, _ = socket.recv_fds(self._control, _MAX_RECORD_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         if fds:
-            self._door.set_result(fds[0])
+            owed.set_result(fds[0])
         return data
+
+    def _take_end(self, end: End) -> None:
+        if self.on_end is not None:
+            self.on_end(end)
 
     def _take(self, record: Json) -> None:
         if not isinstance(record, dict):
@@ -189,17 +186,6 @@ class Mould:
                 if not self.up.done():
                     what = f"{record.get('step')}: {record.get('detail')}"
                     self.up.set_exception(SpawnError(f"no mould ({what})"))
-            case "end":
-                end = End(
-                    attempt=str(record["attempt"]),
-                    status=_number(record["status"]),
-                    cpu_s=float(str(record["cpu_s"])),
-                    max_rss_bytes=_number(record["max_rss_bytes"]),
-                    processes=_number(record["processes"]),
-                    left=_number(record["left"]),
-                )
-                if self.on_end is not None:
-                    self.on_end(end)
             case "door":
                 pass  # its descriptor was taken with it
             case "held":

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from node_agent.containment import answer, landlock, linux, seccomp, view
+from node_agent.containment.known import Known
 from node_agent.containment.layout import Trees, in_new_root, in_own_root
 from node_agent.containment.script import (
     ANY,
@@ -24,6 +25,7 @@ from node_agent.containment.script import (
     Memory,
     Row,
     StepError,
+    Table,
     close_but,
     copy,
     opened,
@@ -100,7 +102,7 @@ class Outfit:
     level: str
     prepared: Prepared
     memory: Memory
-    opening: tuple[Row, ...]
+    opening: Table
     trees: dict[tuple[tuple[str, ...], int], Trees]
     hard: dict[int, int]
     nice: int
@@ -110,6 +112,8 @@ class Outfit:
     restrict: tuple[Row, ...]
     ending: dict[tuple[bool, bool], tuple[Row, ...]]
     answer: tuple[Row, ...]
+    #: By the message that brings the plan (Memory.expected).
+    known: dict[bytes, Known]
 
 
 def make(prepared: Prepared, kit: Kit, score: int | None, paths: Sequence[str]) -> Outfit:
@@ -126,7 +130,7 @@ def make(prepared: Prepared, kit: Kit, score: int | None, paths: Sequence[str]) 
         level=level,
         prepared=prepared,
         memory=memory,
-        opening=_opening(memory, score),
+        opening=Table(_opening(memory, score)),
         trees={},
         hard=hard,
         nice=os.getpriority(os.PRIO_PROCESS, 0),
@@ -139,6 +143,7 @@ def make(prepared: Prepared, kit: Kit, score: int | None, paths: Sequence[str]) 
         restrict=tuple(restrict),
         ending={form: (seccomp.row(ready), *_last_look(memory, level)) for form, ready in kit.filters.items()},
         answer=answer.rows(memory),
+        known={},
     )
     for count in range(len(paths) + 1):
         for stdio in (2, 3):

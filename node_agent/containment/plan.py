@@ -14,13 +14,31 @@ from typing import Any, Final, Literal, get_args
 
 from runner.wire.errors import RecordError
 
-__all__ = ["PROXY", "Level", "Mount", "Plan", "Profile", "Usage", "Verdict", "dumps", "loads", "needs", "of", "values"]
+__all__ = [
+    "DOORS",
+    "PROXY",
+    "DoorName",
+    "Level",
+    "Mount",
+    "Plan",
+    "Profile",
+    "Usage",
+    "Verdict",
+    "dumps",
+    "loads",
+    "needs",
+    "of",
+    "values",
+]
 
 #: Levels of isolation, the strongest first (DESIGN §5).
 Level = Literal["A", "B", "C", "D", "E", "F"]
 
 #: Where a job with net grants finds the one thing that it can reach: an address of its own net namespace.
 PROXY: Final = ("127.0.0.1", 3128)
+DoorName = Literal["net", "service"]
+#: Where each listener of an attempt stands in its net namespace.
+DOORS: Final[dict[DoorName, tuple[str, int]]] = {"net": PROXY, "service": ("127.0.0.1", 3129)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,13 @@ class Profile:
     secrets: tuple[str, ...] = ()
     net: tuple[str, ...] = ()
     fresh: bool = False
+    service: bool = False
+
+    @property
+    def doors(self) -> tuple[DoorName, ...]:
+        """The listeners that its attempts need on their own loopback."""
+        asked: tuple[tuple[DoorName, bool], ...] = (("net", bool(self.net)), ("service", self.service))
+        return tuple(name for name, needed in asked if needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +161,7 @@ _LEVELS: Final = frozenset(get_args(Level))
 #: The types of a plan without limits that hosts may lack; comparing with them is all that most plans need.
 _USUAL: Final = [type(getattr(Plan("", "task", "A", 1, 1), name)) for name in _NAMES]
 _KIND, _LEVEL, _UID, _GID, _MOUNTS = (_NAMES.index(name) for name in ("kind", "level", "uid", "gid", "mounts"))
+_ATTEMPT: Final = _NAMES.index("attempt")
 #: What a worker needs of ``values``, in one call.
 needs: Final = itemgetter(
     *(_NAMES.index(name) for name in ("kind", "mounts", "python_paths", "task_paths", "uid", "gid", "cwd")),
@@ -146,12 +172,13 @@ needs: Final = itemgetter(
 
 
 def dumps(plan: Plan) -> bytes:
-    """Return the plan as the values of its fields, in the interpreter's own form for plain values.
+    """Return the plan as the values of its fields, the attempt's name left out, as the interpreter writes plain values.
 
     Agent and worker are the same interpreter, and every worker reads one in memory that it still shares with its mould:
     each object that a parser touches there costs the copy of a page.
     """
     values = [getattr(plan, name) for name in _NAMES]
+    values[_ATTEMPT] = ""  # nobody who reads a plan needs it, and without it a plan that comes again is the same bytes
     values[_MOUNTS] = tuple(
         (mount.path, mount.mode, mount.kind, mount.protected, mount.identities) for mount in plan.mounts
     )

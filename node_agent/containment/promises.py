@@ -109,6 +109,12 @@ def _secrets(facts: Facts) -> _Decision:
     return False, "the broker can't tell a job from others without a pid namespace"
 
 
+def _service(facts: Facts) -> _Decision:
+    if facts.view:
+        return True, "the mould's listener and the broker"
+    return False, "needs a network namespace"
+
+
 def _by_group(facts: Facts, name: str) -> _Decision:
     if name in facts.totals and facts.level in ("A", "B", "C"):
         return True, "cgroup"
@@ -185,6 +191,7 @@ _LIST: Final[dict[str, tuple[Callable[[Facts], _Decision], bool]]] = {
     "pids": (_pids, True),
     "disk": (_disk, True),
     "no exec": (_no_exec, True),
+    "service": (_service, True),
     "files, wall, output, result": (_always("rlimit and the agent"), False),
     "fair share of the cpu": (_share, False),
     "user quotas": (_quotas, False),

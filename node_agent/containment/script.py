@@ -14,13 +14,14 @@ Source: the man pages of the calls; DESIGN §5 for their order.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import socket
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
-from node_agent.containment import linux
+from node_agent.containment import linux, machine
 from node_agent.containment.sysnumbers import NUMBERS
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Memory",
     "Row",
     "StepError",
+    "Table",
     "close_but",
     "copy",
     "opened",
@@ -52,6 +54,7 @@ FIRST_FD: Final = 3
 _NUMBERS: Final = NUMBERS.get(os.uname().machine, {})
 _LAST: Final = 0xFFFF_FFFF
 _ARGUMENTS: Final = 6
+_WORDS: Final = 2 + _ARGUMENTS
 #: Most descriptors that one message carries (SCM_MAX_FD).
 _MAX_FDS: Final = 253
 _CTRUNC: Final = 0x08
@@ -59,9 +62,10 @@ _TRUNC: Final = 0x20
 _SOL_SOCKET: Final = int(socket.SOL_SOCKET)
 _SCM_RIGHTS: Final = int(socket.SCM_RIGHTS)
 _HEAD_BYTES: Final = 16
-_CONTROL: Final = 128
-_OUTGOING: Final = 2048
+_OUTGOING: Final = 128
 _INBOX: Final = 4096
+#: The descriptors of a message lie right before its record, so that one slice holds both.
+_CONTROL: Final = _INBOX - socket.CMSG_SPACE(4 * _MAX_FDS)
 RECORD_BYTES: Final = 1 << 16
 #: MSG_CMSG_CLOEXEC.
 RECEIVE_CLOEXEC: Final = 0x4000_0000
@@ -90,6 +94,43 @@ def run(rows: Iterable[Row]) -> int:
         if found != expected and (found < 0 or expected >= 0):
             raise _failed(step, number, found)
     return found
+
+
+class Table:
+    """Rows that are carried out more than once, or by many workers: laid out for machine.py where it has a loop."""
+
+    __slots__ = ("_first", "_go", "_held", "_rows")
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        """Lay the rows out; what they point to is kept."""
+        self._rows = tuple(rows)
+        loop = machine.loop()
+        words = [word for _, expected, number, *args in self._rows for word in (number, expected, *map(_word, args))]
+        self._held = (ctypes.c_int64 * len(words))(*words)
+        self._first = ctypes.addressof(self._held)
+        end = self._first + ctypes.sizeof(self._held)
+        self._go = functools.partial(run, self._rows) if loop is None else functools.partial(loop, self._first, end)
+
+    def run(self) -> int:
+        """Do what ``run`` does with the rows."""
+        found = self._go()
+        if found < 0:
+            raise self._stopped(found)
+        return found
+
+    def _stopped(self, found: int) -> StepError:
+        place = (-found - self._first) // (8 * _WORDS)
+        step, expected, number, *_ = self._rows[place]
+        result, self._held[place * _WORDS + 1] = self._held[place * _WORDS + 1], expected
+        if result < 0:
+            ctypes.set_errno(-result)
+        return _failed(step, number, result)
+
+
+def _word(argument: Argument) -> int:
+    if isinstance(argument, bytes):
+        return ctypes.cast(ctypes.c_char_p(argument), ctypes.c_void_p).value or 0
+    return argument or 0
 
 
 def row(step: str, call: str, *args: Argument, expect: int = 0) -> Row:
@@ -165,6 +206,19 @@ class Memory:
         fds = _numbers(f"{(length - _HEAD_BYTES) // 4}i", view, _CONTROL + _HEAD_BYTES)
         return view[_INBOX : _INBOX + size], fds
 
+    def arrived(self, size: int) -> bytes:
+        """Return a message of ``size`` bytes, its descriptors' numbers included, in the form of ``expected``."""
+        return self._held[_CONTROL : _INBOX + size]  # type: ignore[return-value] # a slice of characters is bytes
+
+    @staticmethod
+    def expected(record: bytes, fds: Sequence[int]) -> bytes:
+        """Return what ``arrived`` returns for a message with this record and descriptors of these numbers.
+
+        One that the kernel cut short has other bytes.
+        """
+        head = struct.pack(f"Qii{len(fds)}i", _HEAD_BYTES + 4 * len(fds), _SOL_SOCKET, _SCM_RIGHTS, *fds)
+        return head.ljust(_INBOX - _CONTROL, b"\0") + record
+
     def outgoing(self, record: bytes, fds: Sequence[int]) -> int:
         """Put a message in place, once, and return the address of its header, for sendmsg."""
         control = struct.pack(f"Qii{len(fds)}i", _HEAD_BYTES + 4 * len(fds), _SOL_SOCKET, _SCM_RIGHTS, *fds)
@@ -179,11 +233,11 @@ class Memory:
 
     def content(self, size: int) -> bytes:
         """Return the first ``size`` bytes that were read into ``inbox``."""
-        return bytes(self.view[_INBOX : _INBOX + size])
+        return self._held[_INBOX : _INBOX + size]  # type: ignore[return-value] # a slice of characters is bytes
 
-    def at(self, offset: int) -> int:
-        """Return the byte at ``offset`` from ``address``."""
-        return self.view[offset]
+    def begin(self) -> bytes:
+        """Return the byte at ``address``."""
+        return self._held[0]
 
 
 def _failed(step: str, number: int, found: int) -> StepError:

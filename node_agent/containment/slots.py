@@ -212,7 +212,9 @@ class Slot:
     def _sent(self, waiting: Waiting, ends: Ends, plan: Plan, fds: Sequence[int]) -> Attempt:
         """Send the plan; from here on there is an attempt. Raises OSError, CodecError."""
         theirs = [ends.out[1], ends.err[1], *([] if ends.result is None else [ends.result]), *fds]
-        socket.send_fds(ends.channel[0], [frames.pack(Op.PLAN, dumps(plan))], theirs)
+        record = frames.pack(Op.PLAN, dumps(plan))
+        socket.send_fds(ends.channel[0], [record], theirs)
+        waiting.mould.taught.sent(plan, record)
         ends.close_theirs()
         attempt = self._attempt = self._attempt_of(waiting, ends, plan)
         attempt.proved.add_done_callback(lambda _: self._free(attempt))

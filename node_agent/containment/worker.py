@@ -19,6 +19,7 @@ from typing import Final, NoReturn
 from node_agent.containment import plan as plans
 from node_agent.containment import seccomp, view
 from node_agent.containment.answer import seated_rows
+from node_agent.containment.known import HOME, MOST, Known
 from node_agent.containment.outfit import (
     BROKER,
     FIRST_FD,
@@ -33,7 +34,8 @@ from node_agent.containment.plan import Plan
 from node_agent.containment.plan import needs as plan_needs
 from node_agent.containment.plan import of as plan_of
 from node_agent.containment.plan import values as plan_values
-from node_agent.containment.script import ANY, Memory, Row, StepError, row
+from node_agent.containment.reaper import leave
+from node_agent.containment.script import ANY, Memory, StepError, Table, row
 from node_agent.containment.script import run as carry_out
 from node_agent.containment.view import ViewError
 from runner.guest import bootstrap
@@ -41,13 +43,12 @@ from runner.guest.bootstrap import main as guest_main
 from runner.wire import codec, frames
 from runner.wire.frames import FD_BROKER, FD_KERNEL, FD_RESULT, Op
 
-__all__ = ["OWN_PATHS", "Kit", "Progress", "make_kit", "run"]
+__all__ = ["OWN_PATHS", "Kit", "Progress", "learn", "make_kit", "run"]
 
 EXIT_SETUP: Final = 70
 #: The package that a task's module imports; in an editable install it lies outside of the environment.
 OWN_PATHS: Final = (os.path.dirname(os.path.dirname(os.path.abspath(frames.__file__))),)
 _PLAN: Final = int(Op.PLAN)
-_SLASH: Final = ord("/")
 #: How /proc/self/status shows a process without any capability, with no_new_privs and a seccomp filter.
 _NOTHING_LEFT: Final = (
     "".join(f"\n{name}:\t{0:016x}" for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
@@ -81,12 +82,15 @@ def make_kit() -> Kit:
     sample = plans.dumps(Plan("job.1", "task", "A", 1, 1))
     memory = Memory()
     rows = (row("rehearsal", "getpid", expect=ANY), row("rehearsal", "getppid", expect=ANY))
+    table = Table(rows)
     for _ in range(bootstrap.REHEARSALS):
         plan_needs(plan_values(sample))
         carry_out(rows)
+        table.run()
         memory.message(1)
+        memory.arrived(1)
         memory.content(1)
-        memory.at(0)
+        memory.begin()
     forms = [(unix, execute) for unix in (True, False) for execute in (True, False)]
     return Kit({form: seccomp.build(allow_unix=form[0], allow_exec=form[1]) for form in forms}, memory)
 
@@ -95,31 +99,56 @@ def run(channel_fd: int, ready: Outfit) -> NoReturn:
     """Restrict this process as the plan says, then become the job."""
     try:
         dup2(channel_fd, FD_KERNEL)
-        kind, task_paths, result_bytes, files, seated = _restrict(ready)
-        carry_out((*(seated_rows(ready.memory, ready.level) if seated else ready.answer), files))
+        size = ready.opening.run()  # it waits here for its plan, if it was forked ahead
+        if not size:
+            os._exit(EXIT_SETUP)  # the agent is gone
+        known = ready.known.get(ready.memory.arrived(size))
+        if known is None:
+            kind, task_paths, result_bytes = _restrict(ready, size)
+        else:
+            kind, task_paths, result_bytes, whose, opened, restrict, answer = known
+            _check(ready.memory, restrict.run(), whose, opened)
+            answer.run()
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the mould's loop
         _fail(error)
     try:
-        guest_main(kind, task_paths, result_bytes)
+        leave(guest_main(kind, task_paths, result_bytes))
     finally:
         os._exit(EXIT_SETUP)
 
 
-def _restrict(ready: Outfit) -> tuple[str, tuple[str, ...], int, Row, bool]:
-    """Restrict as the plan says, but for the last limit.
+def learn(ready: Outfit, record: bytes) -> None:
+    """Make, in the mould, all that its workers will do for a plan; one that is not plain (known.py) is an error."""
+    values = plan_values(record[1:])
+    kind, mounts, python_paths, task_paths, uid, gid, cwd, *rest = plan_needs(values)
+    *sizes, files, pids, data_bytes, file_bytes, result_bytes, allow_unix, allow_exec, nice, broker = rest
+    if record[0] != _PLAN or mounts or broker or not allow_exec or cwd != HOME:
+        raise CheckError("this plan is not to be learned")
+    stdio, own_paths = (3, OWN_PATHS) if kind == "task" else (2, ())
+    rows = view_rows(ready, python_paths + task_paths + own_paths, stdio, (uid, gid), tuple(sizes))
+    limits = (pids, data_bytes, file_bytes, nice)
+    rows += fence_rows(ready, stdio, (uid, gid), limits, cwd, form=(allow_unix, allow_exec))
+    if len(ready.known) >= MOST:
+        del ready.known[next(iter(ready.known))]
+    ready.known[Memory.expected(record, _EXPECTED[stdio])] = Known(
+        kind=kind,
+        task_paths=task_paths,
+        result_bytes=result_bytes,
+        whose=_whose(uid, gid),
+        opened=_OPEN[stdio],
+        restrict=Table(rows),
+        answer=Table((*ready.answer, files_row(ready, files))),
+    )
 
-    Returns kind, task paths and the largest result of the plan, that limit, and whether the broker is to know its seat.
-    """
-    size = carry_out(ready.opening)  # it waits here for its plan, if it was forked ahead
-    if not size:
-        os._exit(EXIT_SETUP)  # the agent is gone
+
+def _restrict(ready: Outfit, size: int) -> tuple[str, tuple[str, ...], int]:
+    """Do as the plan says that has arrived, READY included. Returns its kind, task paths and largest result."""
     data, fds = ready.memory.message(size)
     if data[0] != _PLAN:
         raise CheckError("the first record is no plan")
     values = plan_values(data[1:])
     kind, mounts, python_paths, task_paths, uid, gid, cwd, *rest = plan_needs(values)
-    disk, tmp, shm, inodes, files, pids, data_bytes, file_bytes, result_bytes, allow_unix, allow_exec, *more = rest
-    nice, broker = more
+    *sizes, files, pids, data_bytes, file_bytes, result_bytes, allow_unix, allow_exec, nice, broker = rest
     stdio = 3 if kind == "task" else 2
     if fds[:stdio] != _EXPECTED[stdio]:
         raise CheckError("a descriptor arrived where a fixed one belongs")
@@ -135,11 +164,12 @@ def _restrict(ready: Outfit) -> tuple[str, tuple[str, ...], int, Row, bool]:
         writable = _build(plan_of(values), ready, grants, own_paths)
         rows = fence_rows(ready, stdio, (uid, gid), limits, cwd, form=form, writable=writable)
     else:
-        rows = view_rows(ready, python_paths + task_paths + own_paths, stdio, (uid, gid), (disk, tmp, shm, inodes))
+        rows = view_rows(ready, python_paths + task_paths + own_paths, stdio, (uid, gid), tuple(sizes))
         rows += fence_rows(ready, stdio, (uid, gid), limits, cwd, form=form)
-    status_bytes = carry_out(rows)
-    _check(ready.memory, status_bytes, stdio, (uid, gid))
-    return kind, task_paths, result_bytes, files_row(ready, files), broker
+    _check(ready.memory, carry_out(rows), _whose(uid, gid), _OPEN[stdio])
+    answer = seated_rows(ready.memory, ready.level) if broker else ready.answer
+    carry_out((*answer, files_row(ready, files)))
+    return kind, task_paths, result_bytes
 
 
 def _build(plan: Plan, ready: Outfit, grants: tuple[int, ...], own_paths: tuple[str, ...]) -> list[tuple[str, bool]]:
@@ -159,19 +189,22 @@ def _build(plan: Plan, ready: Outfit, grants: tuple[int, ...], own_paths: tuple[
     return [*writable, (f"/{view.SECRETS}", True)] if plan.broker else writable
 
 
-def _check(memory: Memory, status_bytes: int, stdio: int, ids: tuple[int, int]) -> None:
+def _whose(uid: int, gid: int) -> bytes:
+    """Return how /proc/self/status shows a process of these ids alone."""
+    return b"\nUid:\t%d\t%d\t%d\t%d\nGid:\t%d\t%d\t%d\t%d\n" % (uid, uid, uid, uid, gid, gid, gid, gid)
+
+
+def _check(memory: Memory, status_bytes: int, whose: bytes, opened: list[str]) -> None:
     """Assert that nothing is left to give up and nothing leads outside. Raises StepError."""
     status = memory.content(status_bytes)
-    uid, gid = ids
-    whose = b"\nUid:\t%d\t%d\t%d\t%d\nGid:\t%d\t%d\t%d\t%d\n" % (uid, uid, uid, uid, gid, gid, gid, gid)
     if _NOTHING_LEFT not in status:
         raise StepError("check", 0, "capabilities are left, or no_new_privs or seccomp is not on")
     if whose not in status:
         raise StepError("check", 0, "a foreign uid or gid is left")
     found = listdir("/proc/self/fd")
-    if found != _OPEN[stdio]:
+    if found != opened:
         raise StepError("check", 0, f"descriptors are not as planned: {found}")
-    if memory.at(0) != _SLASH:
+    if memory.begin() != b"/":
         raise StepError("check", 0, "the working folder lies outside the view")
     close(STATUS_FD)
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Literal, NoReturn, cast
 
-from node_agent.containment import idmap, linux, mould, worker
+from node_agent.containment import idmap, linux, mould, pages, worker
 from runner.wire import codec
 from runner.wire.codec import Json
 
@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(argv[1]))
     os.set_inheritable(agent.fileno(), False)
     linux.set_parent_death_signal(signal.SIGKILL)
+    pages.keep_code_mapped()
     linux.set_dumpable(False)
     if level == "B":
         linux.set_subreaper()

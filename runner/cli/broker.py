@@ -16,21 +16,25 @@ from typing import Final
 
 import typer
 
-from broker.vault import keystore
+from broker.vault import hostkey, keystore
+from broker.vault.errors import VaultError
 from broker.vault.rulesfile import RULES_FILE
 from runner.cli import store as stores
 from runner.cli.children import Program, environment
+from runner.cli.egress import EGRESS_UID
 from runner.cli.options import HomeOption, RedisOption
 from runner.cli.output import say
 from runner.cli.site import site_of
 from runner.files import create_file
 from runner.home import Home, check_safe
 
-__all__ = ["as_owner", "broker", "hand_over", "prepare", "program"]
+__all__ = ["RECOVERY_FILE", "as_owner", "broker", "hand_over", "prepare", "program"]
 
 #: One of the uids that are reserved for Ringfence's own daemons; the scrubber's is the next.
 VAULT_UID: Final = stores.STORE_UID + 4
 SCRUB_UID: Final = stores.STORE_UID + 5
+#: The recovery key of a vault that `up` made, below the home's keys: to be moved off the host.
+RECOVERY_FILE: Final = "vault-recovery.age"
 _STOP_S: Final = 5.0
 _UP_RULES: Final = """\
 # Written by `ringfence up` once: on this machine every job of this home may have every secret in its vault.
@@ -51,30 +55,33 @@ def broker(context: typer.Context, home: HomeOption = None, redis: RedisOption =
     place = site_of(context, home, redis).home
     check_safe(place)
     words = program(place).words
-    # Where systemd has put the key, if it keeps it.
-    given = {name: os.environ[name] for name in ("CREDENTIALS_DIRECTORY",) if name in os.environ}
+    # Its own settings, and where systemd has put the key, if it keeps it.
+    given = {k: v for k, v in os.environ.items() if k == "CREDENTIALS_DIRECTORY" or k.startswith("RINGFENCE_BROKER_")}
     os.execve(words[0], words, {**environment(), **given})  # noqa: S606 - becoming the broker is the command's job
 
 
 def program(home: Home) -> Program:
     """Return how the broker is run. As root it takes the vault's own user by itself, once its sockets stand."""
     words = (sys.executable, "-I", "-m", "broker.vault", "--home", str(home.path))
-    scrub = stores.daemon_uid(SCRUB_UID)
+    scrub, egress = stores.daemon_uid(SCRUB_UID), stores.daemon_uid(EGRESS_UID)
     return Program(
         "broker",
-        words if scrub is None else (*words, "--scrub-uid", str(scrub)),
+        words if scrub is None else (*words, "--scrub-uid", str(scrub), "--egress-uid", str(egress)),
         signal.SIGTERM,
         _STOP_S,
         stage=0,
     )
 
 
-def prepare(home: Home) -> None:
-    """Make a vault for `up` if there is none: with a recovery key beside the others, and rules that allow all of it."""
+def prepare(home: Home) -> str | None:
+    """Make a vault for `up` if there is none: with a recovery key beside the others, and rules that allow all of it.
+
+    Returns whom sealed arguments are encrypted to; None if the vault can't be opened, which the broker tells.
+    """
     if not home.vault.exists():
         shown = keystore.create(home.vault)
         hand_over(home)
-        path = home.keys / "vault-recovery.age"
+        path = home.keys / RECOVERY_FILE
         with contextlib.suppress(FileExistsError):
             create_file(path, f"{shown}\n".encode("ascii"), 0o600)
         say(f"made a vault for secrets; its recovery key is {path}: move it off this host")
@@ -83,6 +90,11 @@ def prepare(home: Home) -> None:
         uid = stores.daemon_uid(VAULT_UID)
         if uid is not None:
             os.chown(home.path / RULES_FILE, uid, uid, follow_symlinks=False)
+    try:
+        with as_owner(home) as path, keystore.Keystore(path, hostkey.outside(os.environ)) as store:
+            return store.seal_keys().current()
+    except VaultError:
+        return None
 
 
 def hand_over(home: Home) -> None:

@@ -96,6 +96,7 @@ def policy_text(allow: Sequence[Path], imports: Sequence[Import], net: Sequence[
         f"net = {_toml(['*', *net])}",
         'secrets = ["*"]',
         'tools = ["*"]',
+        "service = true",
     ]
     return "\n".join(lines) + "\n"
 

@@ -22,7 +22,9 @@ from runner.cli.look import events, logs, nodes, ps, result, show
 from runner.cli.options import HomeOption, RedisOption
 from runner.cli.output import print_line, say
 from runner.cli.pause import pause, resume
+from runner.cli.retry import retry
 from runner.cli.run import call, run
+from runner.cli.schedule import schedule, scheduler
 from runner.cli.site import Site
 from runner.cli.up import up
 from runner.cli.vault import vault
@@ -35,9 +37,7 @@ EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_SETUP: Final = 78
 #: Commands that are designed, and come with a later version.
-LATER: Final = frozenset(
-    {"approve", "audit", "deny", "drain", "policy", "retry", "scheduler", "suspend"} | {"undrain", "web"}
-)
+LATER: Final = frozenset({"approve", "audit", "deny", "drain", "policy", "suspend"} | {"undrain", "web"})
 
 application = typer.Typer(
     name="ringfence",
@@ -69,13 +69,14 @@ def site(
 
 
 _looks = (ps, show, result, logs, events, nodes, doctor)
-for _function in (up, run, call, kill, pause, resume, *_looks, store, egress, broker):
+for _function in (up, run, call, kill, pause, resume, retry, *_looks, store, egress, broker, scheduler):
     # A job's own words follow the command: the first one that is no option ends our options.
     _settings = {"allow_interspersed_args": False} if _function is run else {}
     application.command(context_settings=_settings)(_function)
 application.add_typer(keys)
 application.add_typer(vault)
 application.add_typer(agent)
+application.add_typer(schedule)
 
 
 def run_words(words: list[str]) -> int:

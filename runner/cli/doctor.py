@@ -16,7 +16,7 @@ import typer
 from node_agent.containment import probe
 from node_agent.containment.host import HostReport, Rung
 from runner import keyring
-from runner.cli import egress, store
+from runner.cli import egress, store, vaultdoctor
 from runner.cli.options import HomeOption, JsonOption, RedisOption
 from runner.cli.output import print_fields, print_json, print_line, print_table
 from runner.cli.site import Site, site_of
@@ -103,6 +103,7 @@ def _checks(site: Site) -> Sequence[tuple[str, Callable[[], str]]]:
         ("keys", keys),
         ("store", nodes),
         ("egress", lambda: egress.describe(site.home)),
+        ("vault", lambda: vaultdoctor.describe(site.home)),
     )
 
 

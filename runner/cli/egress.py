@@ -11,10 +11,12 @@ import fcntl
 import os
 import signal
 import socket
+import ssl
 import struct
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -25,7 +27,7 @@ from runner.cli import store as stores
 from runner.cli.children import Program
 from runner.cli.options import HomeOption, RedisOption
 from runner.cli.site import site_of
-from runner.errors import ConfigError
+from runner.errors import ConfigError, UsageError
 from runner.home import Home, check_safe
 from runner.wire import codec
 from runner.wire.errors import WireError
@@ -46,15 +48,24 @@ NameserverOption = Annotated[
     typer.Option("--nameserver", metavar="ADDRESS:PORT", help="Ask this one instead of resolv.conf's."),
 ]
 
+CaOption = Annotated[
+    list[Path] | None,
+    typer.Option("--ca", metavar="FILE", help="Trust these authorities, too, for the hosts of proxied secrets."),
+]
+
 
 def egress(
-    context: typer.Context, nameserver: NameserverOption = None, home: HomeOption = None, redis: RedisOption = None
+    context: typer.Context,
+    nameserver: NameserverOption = None,
+    ca: CaOption = None,
+    home: HomeOption = None,
+    redis: RedisOption = None,
 ) -> None:
     """Run the egress process in the foreground: what `--net HOST:PORT` jobs reach the network through."""
     place = site_of(context, home, redis).home
     check_safe(place)
     with listening(place) as descriptors:
-        ready = program(descriptors, tuple(nameserver or ()))
+        ready = program(descriptors, tuple(nameserver or ()), bundles(ca))
         for descriptor in descriptors:
             os.set_inheritable(descriptor, True)
         words = [str(os.getppid()), str(int(ready.death)), launch.NO_UID, *ready.words]
@@ -95,7 +106,9 @@ def _lock(lock: int, home: Home) -> None:
         time.sleep(_POLL_S)
 
 
-def program(descriptors: tuple[int, int], nameservers: tuple[str, ...] = ()) -> Program:
+def program(
+    descriptors: tuple[int, int], nameservers: tuple[str, ...] = (), authorities: tuple[Path, ...] = ()
+) -> Program:
     """Return how the process is run: nothing of ours but the socket and the lock, and as root under its own user.
 
     It takes that user itself, once its code is loaded: the code may lie where only root can enter.
@@ -106,7 +119,19 @@ def program(descriptors: tuple[int, int], nameservers: tuple[str, ...] = ()) -> 
         words += ["--uid", str(uid)]
     for name in nameservers:
         words += ["--nameserver", name]
+    for path in authorities:
+        words += ["--ca", str(path)]
     return Program("egress", tuple(words), signal.SIGTERM, _STOP_S, stage=0, inherit=descriptors, bare=True)
+
+
+def bundles(named: list[Path] | None) -> tuple[Path, ...]:
+    """Return the files of --ca. Raises UsageError: one holds no certificates."""
+    for path in named or ():
+        try:
+            ssl.create_default_context(cafile=str(path))
+        except OSError as error:
+            raise UsageError(f"--ca {path}: no bundle of certificates in PEM: {error.strerror or error}") from None
+    return tuple(path.resolve() for path in named or ())
 
 
 def describe(home: Home) -> str:

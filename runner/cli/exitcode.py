@@ -31,7 +31,8 @@ UNKNOWN: Final = 4
 ALREADY_ENDED: Final = 5
 _SIGNAL_BASE: Final = 128
 _LIMITS: Final = frozenset(
-    {FailReason.MEMORY_LIMIT, FailReason.PIDS_LIMIT, FailReason.DISK_LIMIT, FailReason.OUTPUT_LIMIT, FailReason.SECCOMP}
+    {FailReason.MEMORY_LIMIT, FailReason.PIDS_LIMIT, FailReason.DISK_LIMIT, FailReason.OUTPUT_LIMIT}
+    | {FailReason.SECCOMP, FailReason.SECRET_LEAKED}
 )
 _OF_THE_JOB: Final = frozenset({FailReason.EXCEPTION, FailReason.EXIT, FailReason.RESULT_NOT_STORABLE})
 
@@ -62,10 +63,12 @@ def of_kill(receipts: Iterable[Receipt]) -> int:
 
 
 def of_pause(receipts: Iterable[PauseReceipt]) -> int:
-    """Return the exit code of `pause` and `resume`: 3 beats 4 beats 5 (ended, or not running) beats 0."""
+    """Return the exit code of `pause`, `resume` and decisions: 3 beats 4 beats 5 (ended, or not running) beats 0."""
     known = {
         "paused": 0,
         "resumed": 0,
+        "approved": 0,
+        "denied": 0,
         "already_ended": ALREADY_ENDED,
         "not_running": ALREADY_ENDED,
         "unknown": UNKNOWN,

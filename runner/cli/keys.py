@@ -83,12 +83,18 @@ def card(
         list[str] | None, typer.Option("--tenant", metavar="T", help="Repeat; default every one.")
     ] = None,
     queue: Annotated[list[str] | None, typer.Option("--queue", metavar="Q", help="Repeat; default every one.")] = None,
+    recipient: Annotated[
+        str | None,
+        typer.Option("--recipient", metavar="AGE1…", help="Its `vault recipient`: lets sealed arguments go there."),
+    ] = None,
     home: HomeOption = None,
     redis: RedisOption = None,
 ) -> None:
     """Sign a node's card with the fleet key; prints the file to copy to the node."""
     place = site_of(context, home, redis).home
-    path: Path = keyring.issue_card(place, node, public=public, tenants=tenant or ("*",), queues=queue or ("*",))
+    path: Path = keyring.issue_card(
+        place, node, public=public, tenants=tenant or ("*",), queues=queue or ("*",), recipient=recipient
+    )
     print_line(str(path))
 
 

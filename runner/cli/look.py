@@ -16,6 +16,7 @@ from runner.cli.output import JobOutput, print_fields, print_json, print_line, p
 from runner.cli.site import site_of
 from runner.errors import JobEndError, ResultTimeoutError
 from runner.wire import record
+from runner.wire.states import DEAD_STATES, State
 from runner.wire.view import EventView, JobView
 
 __all__ = ["events", "logs", "nodes", "ps", "result", "show"]
@@ -29,15 +30,18 @@ def ps(
     state: Annotated[str | None, typer.Option("--state", metavar="S", help="Only this state.")] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=_MOST_JOBS, help="The newest N.")] = 100,
     every: Annotated[bool, typer.Option("--all", "-a", help="The newest 10,000.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only failed, lost, expired and refused ones.")] = False,
     home: HomeOption = None,
     redis: RedisOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List jobs, the newest first."""
     app = site_of(context, home, redis).app()
-    views = app.jobs(tenant=tenant, limit=_MOST_JOBS if every else limit)
+    views = app.jobs(tenant=tenant, limit=_MOST_JOBS if every or failed else limit)
     if state is not None:
         views = [view for view in views if view.state == state]
+    if failed:
+        views = [view for view in views if view.state in DEAD_STATES][: None if every else limit]
     if as_json:
         print_json(views)
         return
@@ -171,7 +175,8 @@ def nodes(
 
 
 def _job_row(view: JobView) -> tuple[str, ...]:
-    state = f"{view.state}({view.reason})" if view.reason else view.state
+    why = view.due_at if view.state == State.SCHEDULED else view.reason
+    state = f"{view.state}({why})" if why else view.state
     enqueued = view.enqueued_at or "-"
     return (view.job, view.task, state, view.node or "-", str(view.attempt), view.queue, enqueued, _pairs(view.tags))
 

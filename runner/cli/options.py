@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -23,8 +24,10 @@ __all__ = [
     "TenantOption",
     "build_grants",
     "json_value",
+    "moment",
     "not_in_this_version",
     "pairs",
+    "seconds_or_moment",
 ]
 
 HomeOption = Annotated[
@@ -64,6 +67,25 @@ def json_value(text: str, option: str) -> object:
         raise UsageError(f"{option} takes JSON: a text needs quotes inside the quotes, such as '\"solar\"'") from None
 
 
+def moment(text: str, option: str) -> datetime:
+    """Return an aware datetime of the command line. Raises UsageError."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise UsageError(f"{option} takes a time with its zone, such as 2030-01-02T03:04:05Z or …+01:00")
+    return found
+
+
+def seconds_or_moment(text: str, option: str) -> float | datetime:
+    """Return a number of seconds from now, or an aware datetime. Raises UsageError."""
+    try:
+        return float(text)
+    except ValueError:
+        return moment(text, option)
+
+
 def build_grants(
     *,
     read: Sequence[str] | None,
@@ -75,6 +97,7 @@ def build_grants(
     pids: int | None,
     disk: str | None,
     no_exec: bool = False,
+    service: bool = False,
 ) -> Grants:
     """Return the grants that the options ask for. Paths become absolute here, on the operator's side.
 
@@ -93,6 +116,7 @@ def build_grants(
         pids=pids,
         disk=disk,
         exec=not no_exec,
+        service=service,
     )
 
 

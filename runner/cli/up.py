@@ -72,6 +72,7 @@ def up(
         list[str] | None,
         typer.Option("--allow-net", metavar="HOST:PORT", help="Jobs may be granted this one, also on this machine."),
     ] = None,
+    ca: egress.CaOption = None,
     home: HomeOption = None,
     redis: RedisOption = None,
 ) -> None:
@@ -81,6 +82,7 @@ def up(
     place = site.home
     paths = _allowed(allow, place)
     net = ceiling.allowed_net(allow_net or ())
+    authorities = egress.bundles(ca)
     keyring.init(place)
     with only_one(place) as lock:
         policy = place.path / "up-policy.toml"
@@ -92,21 +94,21 @@ def up(
         # The socket outlives the process: agents that come while it starts again wait for it.
         with egress.listening(place) as descriptors:
             try:
-                children.start(egress.program(descriptors))
-                broker.prepare(place)
+                children.start(egress.program(descriptors, authorities=authorities))
+                recipient = broker.prepare(place)
                 children.start(broker.program(place))
-                _run(fleet, children, lock)
+                _run(fleet, children, lock, recipient)
             finally:
                 children.close()
     raise typer.Exit(children.exit_code)
 
 
-def _run(fleet: _Fleet, children: Children, lock: int) -> None:
+def _run(fleet: _Fleet, children: Children, lock: int, recipient: str | None) -> None:
     _start_store(fleet, children, lock)
     if children.over():
         return
     for name in fleet.nodes:
-        keyring.issue_card(fleet.home, name)
+        keyring.issue_card(fleet.home, name, recipient=recipient)
     agents = {name: children.start(_agent(fleet, name)) for name in fleet.nodes}
     _wait_ready(fleet, children, agents)
     if children.over():

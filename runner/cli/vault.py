@@ -32,12 +32,15 @@ from broker.vault.hostkey import GivenKey
 from broker.vault.keystore import MAX_VALUE_BYTES, Keystore
 from broker.vault.leases import Leases
 from broker.vault.operator import COUNTER
+from broker.vault.orders import host_of
 from broker.vault.rules import Ask, Mode, Rules, decide
 from broker.vault.rulesfile import RULES_FILE, load_rules
+from runner.cli.approve import approve, deny, pending
 from runner.cli.broker import as_owner, hand_over
 from runner.cli.options import HomeOption, JsonOption, RedisOption, pairs
 from runner.cli.output import print_json, print_line, print_table, say
 from runner.cli.site import site_of
+from runner.cli.vaultdoctor import doctor
 from runner.errors import ConfigError, UsageError
 from runner.home import Home, check_safe
 from runner.wire import ids
@@ -45,6 +48,8 @@ from runner.wire import ids
 __all__ = ["vault"]
 
 vault = typer.Typer(name="vault", help="Keep secrets on this host.", no_args_is_help=True)
+for _function in (doctor, pending, approve, deny):
+    vault.command()(_function)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The secret's name.")]
 _MAX_AUDIT_BYTES: Final = 256 << 20
@@ -104,6 +109,17 @@ def entries(
         return
     rows = [(one["name"], str(one["versions"][-1]), str(len(one["versions"]))) for one in found]
     print_table(("NAME", "NEWEST", "KEPT"), rows)
+
+
+@vault.command()
+def recipient(
+    context: typer.Context,
+    rotate: Annotated[bool, typer.Option("--rotate", help="Make a new key; the old one opens for 14 days.")] = False,
+    home: HomeOption = None,
+    redis: RedisOption = None,
+) -> None:
+    """Print whom sealed arguments for this host are encrypted to: `keys card NODE --recipient` takes it."""
+    print_line(str(_ask(site_of(context, home, redis).home, op="recipient", rotate=rotate)["recipient"]))
 
 
 @vault.command()
@@ -169,30 +185,6 @@ def restore(
 
 
 @vault.command()
-def pending(
-    context: typer.Context, home: HomeOption = None, redis: RedisOption = None, as_json: JsonOption = False
-) -> None:
-    """List the secrets that live jobs wait for, by attempt."""
-    found = cast("list[dict[str, str]]", _ask(site_of(context, home, redis).home, op="pending")["pending"])
-    if as_json:
-        print_json(found)
-        return
-    print_table(("ATTEMPT", "SECRET", "RULE"), [(one["attempt"], one["name"], one["rule"]) for one in found])
-
-
-@vault.command()
-def approve(
-    context: typer.Context,
-    attempt: Annotated[str, typer.Argument(metavar="ATTEMPT", help="The attempt, as pending prints it.")],
-    name: NameArgument,
-    home: HomeOption = None,
-    redis: RedisOption = None,
-) -> None:
-    """Let one attempt have a secret whose rule asks for a person; on the record with your user."""
-    _ask(site_of(context, home, redis).home, op="approve", attempt=attempt, name=name, by=f"uid {os.getuid()}")
-
-
-@vault.command()
 def reload(context: typer.Context, home: HomeOption = None, redis: RedisOption = None) -> None:
     """Have the broker read vault-policy.toml anew: live jobs lose what it no longer allows, and gain nothing."""
     reply = _ask(site_of(context, home, redis).home, op="reload")
@@ -220,13 +212,15 @@ def explain(
     if (task is None) == (command is None):
         raise UsageError("explain takes one of --task and --command")
     place = site_of(context, home, redis).home
-    ask = Ask(name, cast("Mode", mode), tenant, queue, task, command, host, pairs(tag, "--tag"))
     with _said(), as_owner(place) as path:
+        asked = None if host is None else host_of(host)
+        ask = Ask(name, cast("Mode", mode), tenant, queue, task, command, asked, pairs(tag, "--tag"))
         decision = decide(load_rules(path.parent / RULES_FILE), ask)
     if as_json:
         print_json(decision)
     else:
         limits = f"ttl_s={decision.ttl_s or '-'} uses={decision.uses or '-'} approve={decision.approve}"
+        limits += f" header={decision.header!r}" if mode == "proxy" else ""
         print_line(f"{decision.rule}: {decision.message or limits}")
     if not decision.allowed:
         raise typer.Exit(1)

@@ -1,11 +1,11 @@
 """The first code in a finished sandbox: reads the payload, sets the environment, becomes the job.
 
-Called by the worker once every restriction is in place (``main``, never returns). Must never be trusted by the node:
+Called by the worker once every restriction is in place (``main``). Must never be trusted by the node:
 from the RELEASE record on, this process belongs to the job. Nothing but the payload decides what is run, and it is
 read only after READY.
 
 The payload is a canonical JSON object {"argv" | "task", "args", "kwargs", "env", "job", "attempt", "tags",
-"secrets"}.
+"secrets", "sealed", "service", "ca"}.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from os import _exit, environ, read, set_inheritable, write
 from sys import path as search_path
 from typing import Final, NoReturn
 
-from runner.guest import call, vault
+from runner.guest import call, trust, vault
 from runner.guest.call import run as run_task
 from runner.wire import codec, frames
 from runner.wire.codec import Json
@@ -42,6 +42,8 @@ OWN_PREFIX: Final = "RINGFENCE_"
 REHEARSALS: Final = 16
 _COMMAND_FDS: Final = f"kernel={FD_KERNEL}"
 _BROKER_FD: Final = f",broker={FD_BROKER}"
+#: What in a payload means that the job has a channel to the broker.
+_BROKERED: Final = frozenset({"secrets", "sealed", "service"})
 _TASK_FDS: Final = f"kernel={FD_KERNEL},result={FD_RESULT}"
 MAX_PAYLOAD_BYTES: Final = 32 << 20
 _PAYLOAD: Final = int(Op.PAYLOAD)
@@ -49,6 +51,7 @@ _RELEASE: Final = int(Op.RELEASE)
 _RUNNING: Final = frames.pack(Op.RUNNING)
 #: What this process's environment holds already.
 _preset: Final[dict[str, str]] = {}
+_SAMPLE: Final[dict[str, Json]] = {"job": "main-1", "attempt": 1, "tags": {}, "env": {"A": "a"}, "kwargs": {}}
 EXIT_NO_PAYLOAD: Final = 70
 EXIT_NOT_RUNNABLE: Final = 126
 EXIT_NOT_FOUND: Final = 127
@@ -63,15 +66,19 @@ def preload() -> None:
     _preset.update(BASE_ENVIRONMENT, RINGFENCE_FDS=_TASK_FDS)
     environ.clear()
     environ.update(_preset)
-    sample = codec.dump({"job": "main-1", "attempt": 1, "tags": {}, "env": {"A": "a"}, "args": [1]})
+    samples = [codec.dump({**_SAMPLE, "args": args}) for args in ([], [1])]
     for _ in range(REHEARSALS):
-        payload = _parsed(sample)
-        environment(payload, "task")
-        call.rehearse(payload)
+        for sample in samples:
+            payload = _parsed(sample)
+            environment(payload, "task")
+            call.rehearse(payload)
 
 
-def main(kind: str, task_paths: Sequence[str], result_bytes: int) -> NoReturn:
-    """Read the payload from FD_KERNEL and run it; a task's result of at most ``result_bytes`` goes to FD_RESULT."""
+def main(kind: str, task_paths: Sequence[str], result_bytes: int) -> int:
+    """Read the payload from FD_KERNEL and run it; a task's result of at most ``result_bytes`` goes to FD_RESULT.
+
+    Returns the exit code that the caller ends this process with at once: nothing of the interpreter's own is to follow.
+    """
     try:
         payload = _receive()
         env = environment(payload, kind)
@@ -83,9 +90,9 @@ def main(kind: str, task_paths: Sequence[str], result_bytes: int) -> NoReturn:
         _exit(EXIT_NO_PAYLOAD)
     # FD_KERNEL stays open: the job's way to its node.
     if kind == "task":
-        _exit(_call(payload, env, task_paths, result_bytes))
+        return _call(payload, env, task_paths, result_bytes)
     argv = payload.get("argv")
-    _execute([str(word) for word in argv] if isinstance(argv, list) else [], env)
+    return _execute([str(word) for word in argv] if isinstance(argv, list) else [], env)
 
 
 def environment(payload: dict[str, Json], kind: str) -> dict[str, str]:
@@ -99,13 +106,22 @@ def environment(payload: dict[str, Json], kind: str) -> dict[str, str]:
     env["RINGFENCE_FDS"] = _TASK_FDS if kind == "task" else _COMMAND_FDS
     env["RINGFENCE_JOB"] = str(payload.get("job", ""))
     env["RINGFENCE_ATTEMPT"] = str(payload.get("attempt", ""))
-    secrets = payload.get("secrets")
-    if secrets and isinstance(secrets, list):
-        env["RINGFENCE_FDS"] += _BROKER_FD
-        vault.deliver([one for one in secrets if isinstance(one, dict)], env)
+    if authority := payload.get("ca"):
+        trust.plant(str(authority), env)
+    if not _BROKERED.isdisjoint(payload):
+        _with_broker(payload, env)
         if kind == "task":
             set_inheritable(FD_BROKER, False)
     return env
+
+
+def _with_broker(payload: dict[str, Json], env: dict[str, str]) -> None:
+    env["RINGFENCE_FDS"] += _BROKER_FD
+    if "service" in payload:
+        env["RINGFENCE_SERVICE"] = str(payload["service"])
+    secrets = payload.get("secrets")
+    vault.deliver([one for one in secrets if isinstance(one, dict)] if isinstance(secrets, list) else [], env)
+    vault.unseal(payload, env)
 
 
 def _receive() -> dict[str, Json]:

@@ -24,7 +24,9 @@ from runner.guest.modules import load
 from runner.wire.codec import Json
 from runner.wire.codec import dump as dump_json
 from runner.wire.errors import ValueTypeError, WireError
+from runner.wire.flow import MAX_SPAN_S
 from runner.wire.frames import FD_RESULT
+from runner.wire.hints import Hinted
 from runner.wire.values import decode as decode_value
 from runner.wire.values import encode as encode_value
 
@@ -34,6 +36,7 @@ __all__ = ["preload", "rehearse", "run"]
 CONTEXT: Final = "runner.context"
 TASKS: Final = "runner.task"
 APP: Final = "runner.app"
+ERRORS: Final = "runner.errors"
 PACKAGE: Final = "runner"
 SAMPLE: Final = "sample:nothing"
 MAX_MESSAGE: Final = 4096
@@ -122,8 +125,12 @@ def _enter(payload: dict[str, Json]) -> None:
 def _called(payload: dict[str, Json], folders: Sequence[str]) -> object:
     name = str(payload["task"])
     function = _function(name, folders)
-    args: Any = decode_value(payload.get("args") or [], path="args")
-    kwargs: Any = decode_value(payload.get("kwargs") or {}, path="kwargs")
+    given, named = payload.get("args"), payload.get("kwargs")
+    if not given and not named:
+        return function()
+    classes = Hinted(function)
+    args: Any = decode_value(given or [], classes, "args")
+    kwargs: Any = decode_value(named or {}, classes, "kwargs")
     return function(*args, **kwargs)
 
 
@@ -166,11 +173,21 @@ def _failure(error: BaseException, limit_bytes: int) -> bytes:
     except BaseException:  # noqa: BLE001 - __str__ and __repr__ belong to the task
         message, trace = "the exception can't be shown", ""
     fields = {"type": kind, "message": message[:MAX_MESSAGE], "traceback": trace[-MAX_TRACEBACK:]}
-    clean = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in fields.items()}
-    body = dump_json({"error": clean})
+    clean: dict[str, Json] = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in fields.items()}
+    asked = _retry_of(error)
+    body = dump_json({"error": clean | asked})
     if len(body) > limit_bytes:
-        body = dump_json({"error": {"type": kind[:64], "message": "", "traceback": ""}})
+        body = dump_json({"error": {"type": kind[:64], "message": "", "traceback": "", **asked}})
     return body
+
+
+def _retry_of(error: BaseException) -> dict[str, Json]:
+    """In how many seconds the task asks to be tried again, if it does."""
+    asks = getattr(sys.modules.get(ERRORS), "Retry", None)
+    if asks is None or not isinstance(error, asks):
+        return {}
+    in_s = getattr(error, "in_s", None)
+    return {"retry_in_s": float(in_s)} if isinstance(in_s, int | float) and 0 <= in_s <= MAX_SPAN_S else {}
 
 
 def _write(body: bytes) -> None:

@@ -15,6 +15,6 @@ app = importlib.import_module("runner.app").App()
 
 
 @app.task()  # type: ignore[untyped-decorator] # loaded by name
-def nothing(value: int) -> int:
+def nothing(value: int = 1) -> int:
     """Return the value."""
     return value

@@ -12,11 +12,13 @@ from binascii import a2b_base64
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from runner.wire import codec
+from runner.wire import codec, sealed
+from runner.wire.codec import Json
 from runner.wire.errors import CodecError
 from runner.wire.frames import FD_BROKER
+from runner.wire.values import encode as encode_value
 
-__all__ = ["FOLDER", "SecretError", "deliver", "secret"]
+__all__ = ["FOLDER", "SecretError", "deliver", "secret", "unseal"]
 
 FOLDER: Final = "/run/secrets"
 _MAX_REPLY_BYTES: Final = 64 * 1024
@@ -48,15 +50,8 @@ def secret(name: str, *, wait: bool = True) -> bytes:
     Raises:
         SecretError.
     """
-    question = codec.dump({"op": "get", "name": name})
     while True:
-        try:
-            os.write(FD_BROKER, question)
-            reply = codec.load(os.read(FD_BROKER, _MAX_REPLY_BYTES) or b"{}")
-        except (OSError, CodecError):
-            reply = None
-        if not isinstance(reply, dict):
-            raise SecretError(name, _NO_LINE)
+        reply = _asked(name, {"op": "get", "name": name})
         if reply.get("ok"):
             return a2b_base64(str(reply["value"]))
         code = str(reply.get("err", _NO_LINE))
@@ -77,6 +72,39 @@ def deliver(secrets: Sequence[Mapping[str, object]], env: dict[str, str]) -> Non
             env[str(one["target"])] = secret(name).decode("utf-8", "surrogateescape")
         elif mode == "file":
             env[f"{name}_FILE"] = _write(name, secret(name))
+
+
+def unseal(payload: dict[str, Json], env: dict[str, str]) -> None:
+    """Put the job's sealed values in their places, before the job starts.
+
+    Raises:
+        SecretError, RecordError: one has no place.
+    """
+    found = payload.get("sealed")
+    for place in found if isinstance(found, list) else ():
+        name = str(place)
+        reply = _asked(name, {"op": "sealed", "place": name})
+        if not reply.get("ok"):
+            raise SecretError(name, str(reply.get("err", _NO_LINE)))
+        value = a2b_base64(str(reply["value"]))
+        kind, _, variable = name.partition("/")
+        if kind == sealed.ENV:
+            env[variable] = value.decode("utf-8", "surrogateescape")
+        elif reply.get("text"):
+            sealed.fill(payload, name, value.decode())
+        else:
+            sealed.fill(payload, name, encode_value(value))
+
+
+def _asked(name: str, question: dict[str, Json]) -> dict[str, Json]:
+    try:
+        os.write(FD_BROKER, codec.dump(question))
+        reply = codec.load(os.read(FD_BROKER, _MAX_REPLY_BYTES) or b"{}")
+    except (OSError, CodecError):
+        reply = None
+    if not isinstance(reply, dict):
+        raise SecretError(name, _NO_LINE)
+    return reply
 
 
 def _write(name: str, value: bytes) -> str:

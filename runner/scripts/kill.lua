@@ -21,10 +21,12 @@ local function send(stream, why, job)
     'command', doc.command, 'sig', doc.sig, 'why', why, 'job', job)
 end
 
-local function remove(key, state, lane)
+local function remove(key, lane, flow)
   put('LREM', RQ .. 'queue:' .. lane, 0, doc.job)
-  put('ZREM', RQ .. 'scheduled:' .. lane, doc.job)
-  put('ZREM', RQ .. 'deferred:' .. lane, doc.job)
+  stop_schedule(doc.job, lane)
+  stop_waiting(doc.job, lane)
+  -- It will never start: who wants its name next need not wait for the signature.
+  let_go(doc.job, flow, true)
   call('HSET', key, 'rf_state', 'killing', 'status', 'canceled')
   -- Should no agent ever sign its end, it goes together with its tombstone.
   call('EXPIRE', key, string.format('%d', doc.ttl))
@@ -33,7 +35,7 @@ end
 
 local function kill_job()
   local key = KEYS[1]
-  local found = fields(key, 'rf_state', 'rf_claim', 'origin', 'rf_attempt')
+  local found = fields(key, 'rf_state', 'rf_claim', 'origin', 'rf_attempt', 'rf_flow')
   local known = found and call('EXISTS', key) == 1
   local state = known and (found[1] or 'queued') or nil
   if state and ENDED[state] then return {'ended', state} end
@@ -45,7 +47,7 @@ local function kill_job()
     send(RF .. 'ctl:' .. node, 'held', doc.job)
     return {'sent', node}
   end
-  if state ~= 'killing' then remove(key, state, found[3] or '') end
+  if state ~= 'killing' then remove(key, found[3] or '', found[5]) end
   -- Until an agent has signed the end, the job stays in the list that every agent sweeps.
   put('ZADD', KEYS[4], string.format('%d', NOW_MS), doc.job)
   send(KEYS[3], 'removed', doc.job)
@@ -65,12 +67,19 @@ local function live_nodes()
   return names
 end
 
+-- Cutoffs stand for as long as any job enqueued so far may start.
+local function cutoff_life()
+  local horizon = whole(pcall_('GET', RF .. 'horizon') or nil) or 0
+  return math.max(CUTOFF_TTL_S, math.ceil((horizon - NOW_MS) / 1000) + 86400)
+end
+
 local function cut()
   local seq = counter()
+  local life = string.format('%d', cutoff_life())
   for i = 6, #KEYS do
     put('HSET', KEYS[i], doc.field, string.format('%d %s %s', seq, doc.sig, doc.command))
     call('HINCRBY', KEYS[i], '#', 1)
-    call('EXPIRE', KEYS[i], CUTOFF_TTL_S)
+    call('EXPIRE', KEYS[i], life)
   end
   send(KEYS[5], 'cutoff', '')
   local reply = live_nodes()

@@ -16,7 +16,12 @@ from typing import Final
 
 __all__ = ["NAMES", "Script", "load"]
 
-NAMES: Final = ("enqueue", "kill", "lease", "log", "pause", "recover", "register", "sweep", "turn", "unregister")
+NAMES: Final = (
+    *("due", "enqueue", "kill", "lease", "log", "pause", "recover", "register"),
+    *("schedule", "sweep", "turn", "unregister"),
+)
+#: What stands between the prelude and a script that needs more.
+_BETWEEN: Final = {**dict.fromkeys(("enqueue", "kill", "recover"), ("limits",)), "turn": ("limits", "points")}
 _HOME: Final = Path(__file__).parent
 
 
@@ -34,5 +39,5 @@ def load(name: str) -> Script:
     """Return a script by name. Raises KeyError for a name that is not one of NAMES."""
     if name not in NAMES:
         raise KeyError(name)
-    text = "\n".join((_HOME / f"{part}.lua").read_text("utf-8") for part in ("prelude", name))
+    text = "\n".join((_HOME / f"{part}.lua").read_text("utf-8") for part in ("prelude", *_BETWEEN.get(name, ()), name))
     return Script(name, text, hashlib.sha1(text.encode("utf-8"), usedforsecurity=False).hexdigest())

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass
-from typing import Final
+from json.decoder import scanstring  # type: ignore[attr-defined]  # public in CPython, not in its stubs
+from typing import Final, cast
 
 from runner.wire import codec
 from runner.wire.errors import CodecError, RecordError
@@ -20,6 +21,12 @@ __all__ = ["FUNCTION", "MAX_DATA_BYTES", "MAX_PAYLOAD_BYTES", "JobData", "TooLar
 #: The one function that a job of ours names.
 FUNCTION: Final = "runner.jobs.run"
 _STEP_BYTES: Final = 256 * 1024
+#: What stands around the two texts of a payload.
+_BEFORE: Final = b'["runner.jobs.run", null, [], {"envelope": "'
+_BETWEEN: Final = ', "sig": "'
+_AFTER: Final = b'"}]'
+#: 48 bits: what a job id can hold.
+MAX_DUE_MS: Final = 2**48 - 1
 #: Largest payload after unpacking, in bytes: an envelope in which every third byte needs a six-byte escape.
 MAX_PAYLOAD_BYTES: Final = 3 * MAX_ENVELOPE_BYTES + 4096
 #: Largest packed payload that a script hands out, in bytes (zlib adds at most a few bytes to what it can't shrink).
@@ -34,10 +41,14 @@ class TooLargeError(CodecError):
 
 @dataclass(frozen=True, slots=True)
 class JobData:
-    """One job's signed bytes and their signature text, as received; nothing is verified yet."""
+    """One job's signed bytes and their signature text, as received; nothing is verified yet.
+
+    ``occurrence``: the bytes are those of a schedule, and the job is the one of this due time (Unix ms).
+    """
 
     envelope: bytes
     signature: str
+    occurrence: int | None = None
 
 
 def decompress(data: bytes, limit_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
@@ -65,9 +76,11 @@ def decompress(data: bytes, limit_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
     return found
 
 
-def pack(envelope: bytes, signature: str) -> bytes:
+def pack(envelope: bytes, signature: str, occurrence: int | None = None) -> bytes:
     """Return the ``data`` field of a job hash, byte for byte what RQ's Job.save writes with its JSONSerializer."""
-    kwargs = {"envelope": envelope.decode("utf-8"), "sig": signature}
+    kwargs: dict[str, object] = {"envelope": envelope.decode("utf-8"), "sig": signature}
+    if occurrence is not None:
+        kwargs["occurrence"] = occurrence
     return zlib.compress(json.dumps([FUNCTION, None, [], kwargs]).encode("utf-8"))
 
 
@@ -78,13 +91,33 @@ def parse(data: bytes) -> JobData:
         CodecError: not one bounded, strict JSON document. RecordError: it is not a job of ours (another function,
             an instance, positional or other arguments).
     """
-    document = codec.load(decompress(data), limit_bytes=MAX_PAYLOAD_BYTES)
+    text = decompress(data)
+    if (usual := _usual(text)) is not None:
+        return usual
+    document = codec.load(text, limit_bytes=MAX_PAYLOAD_BYTES)
     if not isinstance(document, list) or document[:3] != [FUNCTION, None, []]:
         raise RecordError(f"the payload names something else than {FUNCTION}", path="data")
     kwargs = document[3] if len(document) == 4 else None
-    if not isinstance(kwargs, dict) or set(kwargs) != {"envelope", "sig"}:
-        raise RecordError("the payload has other arguments than envelope and sig", path="data")
-    envelope, signature = kwargs["envelope"], kwargs["sig"]
+    if not isinstance(kwargs, dict) or {*kwargs, "occurrence"} != {"envelope", "sig", "occurrence"}:
+        raise RecordError("the payload has other arguments than envelope, sig and occurrence", path="data")
+    envelope, signature, due_ms = kwargs["envelope"], kwargs["sig"], kwargs.get("occurrence")
     if not isinstance(envelope, str) or not isinstance(signature, str):
         raise RecordError("envelope and sig are texts", path="data")
-    return JobData(envelope.encode("utf-8"), signature)
+    if "occurrence" in kwargs and (type(due_ms) is not int or not 0 <= due_ms <= MAX_DUE_MS):
+        raise RecordError("occurrence is a Unix time in milliseconds", path="data")
+    return JobData(envelope.encode("utf-8"), signature, cast("int | None", due_ms))
+
+
+def _usual(data: bytes) -> JobData | None:
+    """Read the one form that `pack` writes, if there is no escaped character in it; None: ask the strict parser."""
+    if not data.startswith(_BEFORE) or not data.endswith(_AFTER) or b"\\u" in data:
+        return None
+    try:
+        text = data.decode("utf-8")
+        envelope, end = scanstring(text, len(_BEFORE))
+        if not text.startswith(_BETWEEN, end):
+            return None
+        signature, end = scanstring(text, end + len(_BETWEEN))
+    except ValueError:
+        return None
+    return JobData(envelope.encode("utf-8"), signature) if end == len(text) - len(_AFTER) + 1 else None

@@ -121,12 +121,16 @@ local function seq_of(text)
 end
 
 local table_sizes = {}
-local function cutoff(key, seq, names)
+local function is_empty(key)
   if table_sizes[key] == nil then
     local size = pcall_('HLEN', key)
     table_sizes[key] = wrong(size) and 0 or size
   end
-  if table_sizes[key] == 0 then return nil end
+  return table_sizes[key] == 0
+end
+
+local function cutoff(key, seq, names)
+  if is_empty(key) then return nil end
   local found = call('HMGET', key, unpack(names))
   for _, text in ipairs(found) do
     local limit, rest = string.match(text or '', '^(%d+) (.*)$')
@@ -144,13 +148,15 @@ local function doom(id, seq, sel, lane, node)
   if wrong(tomb) then return {'tombstone', 0, '', ''} end
   if tomb then return word('tombstone', 0, tomb) end
   local tenant = tenant_of(id)
+  local own = RF .. 'cut:' .. tenant
+  if is_empty(RF .. 'cut') and is_empty(own) then return nil end
   local names = {'all', 'tenant:' .. tenant, 'queue:' .. queue_of(lane)}
   if node then names[#names + 1] = 'node:' .. node end
   for name in string.gmatch(sel or '', '[^\n]+') do
     if #names >= MAX_ORIGIN_SELECTORS then break end
     names[#names + 1] = name
   end
-  return cutoff(RF .. 'cut', seq, names) or cutoff(RF .. 'cut:' .. tenant, seq, names)
+  return cutoff(RF .. 'cut', seq, names) or cutoff(own, seq, names)
 end
 
 -- Whether the caller may sign the end of a job that waits in a lane: readers take no other node's word (attack 3). A
@@ -181,13 +187,14 @@ local ODD = {'meta', 'webhooks', 'success_callback_name', 'failure_callback_name
   'dependency_id', 'dependency_ids', 'retries_left', 'retry_intervals', 'repeats_left', 'repeat_intervals',
   'number_of_retries', 'rate_limit_key', 'rate_limit_concurrency', 'result', 'exc_info', 'ttl', 'group_id'}
 
--- A job as its taker gets it: {id, attempt, lane, slot, execution, seq, data, oversized, odd}.
+-- A job as its taker gets it: {id, attempt, lane, slot, execution, seq, data, oversized, odd, flow}.
 local function row(id, key, attempt, lane, slot, execution, seq, odd)
   local size = call('HSTRLEN', key, 'data')
   local oversized = size > doc.cap and 1 or 0
   if size == 0 then odd[#odd + 1] = 'data' end
   local data = oversized == 1 and '' or (call('HGET', key, 'data') or '')
-  return {id, attempt, lane, slot, execution, seq, data, oversized, table.concat(odd, ',')}, #data
+  local flow = call('HGET', key, 'rf_flow') or ''
+  return {id, attempt, lane, slot, execution, seq, data, oversized, table.concat(odd, ','), flow}, #data
 end
 
 -- The names of those among `values`, which after the first `skip` holds origin and the fields of ODD.
@@ -230,6 +237,65 @@ local function back_to_lane(id, key, lane, attempt)
   call('HDEL', key, 'rf_claim')
   put('LPUSH', RQ .. 'queue:' .. lane, id)
   wake(lane)
+end
+
+-- Every mover of due jobs looks this often, so only what is due sooner has to wake one (due.lua). "-due" is no lane.
+local DUE_LOOK_MS = 1500
+-- Puts a job that nobody holds aside until `due_ms` of Redis TIME; due.lua moves it to the tail of its lane then. RQ's
+-- registry shows it by the second; rf:due orders the jobs of all lanes by the millisecond.
+local function to_scheduled(id, key, lane, due_ms)
+  local due = string.format('%d', due_ms)
+  call('HSET', key, 'status', 'scheduled', 'rf_state', 'scheduled', 'rf_due', due)
+  call('HDEL', key, 'rf_claim')
+  put('ZADD', RQ .. 'scheduled:' .. lane, string.format('%d', math.floor(due_ms / 1000)), id)
+  put('ZADD', RF .. 'due', due, id)
+  if due_ms - NOW_MS < DUE_LOOK_MS then wake('-due') end
+end
+
+-- A scheduled job that is to go another way.
+local function stop_schedule(id, lane)
+  put('ZREM', RQ .. 'scheduled:' .. lane, id)
+  put('ZREM', RF .. 'due', id)
+end
+
+-- Jobs that wait for others: rf:open:ID holds what ID still waits for, rf:then:ID the jobs that wait for ID. RQ's own
+-- registry shows who waits; its score is the second of their not_after, when they stop waiting.
+local function stop_waiting(id, lane)
+  put('ZREM', RQ .. 'deferred:' .. lane, id)
+  call('DEL', RF .. 'open:' .. id)
+end
+
+-- A job that waits no longer goes to the end of its lane. Its taker decides what the ends of the others mean for it.
+local function undefer(id, key, lane, task)
+  stop_waiting(id, lane)
+  local due = whole((fields(key, 'rf_due') or {})[1] or nil)
+  if due and due > NOW_MS then
+    to_scheduled(id, key, lane, due)
+    note('job.scheduled', id, 0, {detail = {queue = lane, task = task or '', due_ms = due}})
+    return
+  end
+  call('HSET', key, 'status', 'queued', 'rf_state', 'queued', 'enqueued_at', NOW_ISO)
+  put('RPUSH', RQ .. 'queue:' .. lane, id)
+  note('job.queued', id, 0, {detail = {queue = lane, task = task or ''}})
+  wake(lane)
+end
+
+-- A job has ended: who waited for it and now for nothing more, or can't run any more, goes on.
+local function release_waiters(id, state)
+  local waiters = pcall_('SMEMBERS', RF .. 'then:' .. id)
+  call('DEL', RF .. 'then:' .. id)
+  if wrong(waiters) then return end
+  for _, waiter in ipairs(waiters) do
+    local key, open = RQ .. 'job:' .. waiter, RF .. 'open:' .. waiter
+    local found = fields(key, 'rf_state', 'origin', 'rf_after', 'rf_task')
+    if found and found[1] == 'deferred' then
+      pcall_('SREM', open, id)
+      local left = pcall_('SCARD', open)
+      if wrong(left) or left == 0 or (state ~= 'finished' and found[3] ~= 'run') then
+        undefer(waiter, key, found[2] or '', found[4])
+      end
+    end
+  end
 end
 
 -- A waiting job that a kill hits: held without a slot until its taker has signed its end.

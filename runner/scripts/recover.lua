@@ -33,6 +33,7 @@ local function adopt(id, key, member, held, found)
     taken, size = bury(id, key, NODE, BOOT, unstarted, lane, seq, order or {'tombstone', 0, '', ''})
     dead[#dead + 1] = taken
   elseif found[3] == 'claimed' then
+    let_go(id, found[6], false)
     back_to_lane(id, key, lane, unstarted)
     requeued = requeued + 1
   else
@@ -47,7 +48,7 @@ local function release(id, text, member)
   if not held then return end
   local key = RQ .. 'job:' .. id
   drop_execution(id, held.execution, held.lane, '')
-  local found = fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_seq', 'rf_sel')
+  local found = fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_seq', 'rf_sel', 'rf_flow')
   local owner = found and string.match(found[1] or '', '^(.*)/[^/]*$')
   if owner ~= member or whole(found[2]) ~= held.attempt or not HELD[found[3] or ''] then return end
   bytes = bytes + adopt(id, key, member, held, found)

@@ -1,9 +1,12 @@
 -- Takes waiting jobs that a kill hits, so that they end although no slot is free.
 --
--- KEYS   1 rf:seq   2 rf:leases   3 rf:claims:NODE/BOOT   4 rf:clock   5 rf:doomed   6+ rq:queue:LANE, as in `lanes`
--- ARGV   1  {rq, rf, node, boot, cap, bytes, limit, window, lanes: [[name, from]], jobs: [id], serves: [name]}
+-- KEYS   1 rf:seq   2 rf:leases   3 rf:claims:NODE/BOOT   4 rf:clock   5 rf:doomed   6+ as in `lanes`: rq:queue:LANE,
+--        rq:deferred:LANE or rq:scheduled:LANE
+-- ARGV   1  {rq, rf, node, boot, cap, bytes, limit, window, lanes: [[name, from, kind]], jobs: [id],
+--             serves: [name]}
 --           limit: most jobs taken; window: ids looked at per lane, from index `from`
 --           jobs: ids that a notice named (removed from their lane by a kill); serves: see may_sign
+--           kind: "queued" for the lane itself, "deferred" or "scheduled" for RQ's registry of those that wait
 -- REPLY  {[{row, word}], [next `from` per lane], lost}
 -- RACE   a job is taken in the step that checks it, so two agents never get the same one, and one that lies in a lane
 --        leaves it in that step.
@@ -35,8 +38,8 @@ local function adopt(id)
   take(id, key, found, lane, seq, doom(id, seq, found[4], lane) or {'tombstone', 0, '', ''})
 end
 
-local function comb(index, lane, from)
-  local ids = pcall_('LRANGE', KEYS[5 + index], from, from + doc.window - 1)
+local function comb(index, lane, from, kind)
+  local ids = pcall_(kind == 'queued' and 'LRANGE' or 'ZRANGE', KEYS[5 + index], from, from + doc.window - 1)
   if wrong(ids) or #ids == 0 then return 0 end
   local kept = 0
   for _, id in ipairs(ids) do
@@ -44,11 +47,13 @@ local function comb(index, lane, from)
     local key = RQ .. 'job:' .. id
     local found = #id <= 80 and string.match(id, '^[%w_-]+$')
       and fields(key, 'rf_state', 'rf_attempt', 'rf_seq', 'rf_sel')
-    local waits = found and (not found[1] or found[1] == 'queued') and call('EXISTS', key) == 1
+    local waits = found and (found[1] or 'queued') == kind and call('EXISTS', key) == 1
     local seq = waits and seq_of(found[3])
     local order = waits and doom(id, seq, found[4], lane)
     if order then
-      call('LREM', KEYS[5 + index], 1, id)
+      if kind == 'queued' then call('LREM', KEYS[5 + index], 1, id) else call('ZREM', KEYS[5 + index], id) end
+      if kind == 'deferred' then stop_waiting(id, lane) end
+      if kind == 'scheduled' then stop_schedule(id, lane) end
       take(id, key, found, lane, seq, order)
     else
       kept = kept + 1
@@ -67,8 +72,17 @@ for _, id in ipairs(call('ZRANGE', KEYS[5], 0, doc.window - 1)) do
   if full() then break end
   adopt(id)
 end
+-- A job that waits for others longer than its not_after goes to its lane, where its taker ends it.
+for _, lane in ipairs(doc.serves or {}) do
+  local over = pcall_('ZRANGEBYSCORE', RQ .. 'deferred:' .. lane, 0, string.format('(%d', NOW_S), 'LIMIT', 0, doc.window)
+  for _, id in ipairs(wrong(over) and {} or over) do
+    local key = RQ .. 'job:' .. id
+    local found = fields(key, 'rf_state', 'rf_task')
+    if found and found[1] == 'deferred' then undefer(id, key, lane, found[2]) else stop_waiting(id, lane) end
+  end
+end
 local nexts = {}
 for index, lane in ipairs(doc.lanes) do
-  nexts[index] = full() and lane[2] or comb(index, lane[1], lane[2])
+  nexts[index] = full() and lane[2] or comb(index, lane[1], lane[2], lane[3])
 end
 return {dead, nexts, 0}

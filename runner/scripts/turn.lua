@@ -1,17 +1,20 @@
 -- One loop turn of a node agent: finishes what is done, marks what has started, claims for the free slots.
 --
 -- KEYS   1 rf:seq   2 rf:leases   3 rf:claims:NODE/BOOT   4 rf:clock   5 rf:cut   6+ rq:queue:LANE, as in `lanes`
--- ARGV   1  {rq, rf, node, boot, ttl, cap, bytes, budget, known, held, finishes, starts, free, lanes}
+-- ARGV   1  {rq, rf, node, boot, ttl, cap, bytes, budget, known, held, finishes, starts, free, lanes, points}
 --           ttl: seconds that ends are kept; cap: most bytes of one payload; bytes: of all payloads together
 --           budget: most ids taken from lanes; known: {table: version} of the cutoff tables that the agent has
 --           held: every job that the agent knows to hold (absent: unknown), those in finishes included
 --           fence = {job, attempt, slot ("-" for none), execution (""), lane, worker ("")}
 --           finishes: [fence + {kind: end|retry|release, state, reason, status, registry, type, started, wall,
---             value, failure, outcome, osig, event, esig}]  (value, failure, outcome, event: numbers of ARGV, 0 = none)
---           starts: [fence + {state, status, event, esig}]  (event: number of ARGV, 0 = none)   free: [[slot, worker, execution]]   lanes: [name], priority first
+--             value, failure, outcome, osig, event, esig, delay, crash}]  (value, failure, outcome, event: numbers of
+--             ARGV, 0 = none; delay: ms until a retry, 0 = at once, at the head of its lane; crash: 1 = its node was lost)
+--           starts: [fence + {state, status, event, esig}]  (event: number of ARGV, 0 = none)   free: [[slot, worker, execution]]   lanes: [name], in this order
+--           seen, points: absent, or how many lanes the caller chose from, and the priority of each (points.lua)
 --        2+ byte strings
--- REPLY  {finishes, starts, claims, dead, expired, dropped, lost, counter, more, cutoffs, orphans}
---        finishes, starts: [{done|stale|killed, word or nil}]   claims, expired: [row]   dead: [{row, word}]
+-- REPLY  {finishes, starts, claims, dead, expired, dropped, lost, counter, more, cutoffs, orphans, lanes}
+--        lanes: every lane there is, if that are not `seen`; then nothing was claimed
+--        finishes, starts: [{done|stale|killed|poison, word or nil}]   claims, expired: [row]   dead: [{row, word}]
 --        orphans: [{row, NODE/BOOT, once, retries, word}] (with the unknown holds: see hand_out_again)
 --        cutoffs: [{table, version, field, value, field, value, ...}] that the agent does not know yet
 -- RACE   pop, kill check and claim are one step: a job is in its lane or held under a fence (claim, attempt), and a kill
@@ -36,23 +39,34 @@ local function set_worker(worker, state, counter_name, wall)
   if counter_name then told[#told + 1] = {counter_name, wall} end
 end
 
+local COUNTED = {'birth', 'successful_job_count', 'failed_job_count', 'total_working_time'}
 local function write_workers()
   for worker, told in pairs(workers) do
     local key = RQ .. 'worker:' .. worker
+    local found = fields(key, unpack(COUNTED))
     -- A worker whose hash has lapsed is written anew by the next renewal, whole and with its TTL.
-    if call('EXISTS', key) == 1 then
+    if found and found[1] then
       local state = told.state
       -- The slot may carry the next attempt already, while an overruled retry of the last one still waits for its end.
       if state == 'idle' then
         local others = pcall_('SCARD', key .. ':executions')
         if not wrong(others) and others > 0 then state = 'busy' end
       end
-      put('HSET', key, 'state', state)
       for _, counted in ipairs(told) do
-        -- A counter that is no number stays as it is; an error here would leave an end half written.
-        pcall_('HINCRBY', key, counted[1], 1)
-        pcall_('HINCRBYFLOAT', key, 'total_working_time', counted[2])
+        -- A counter that is no number stays as it is.
+        local at = counted[1] == 'successful_job_count' and 2 or 3
+        local count, worked = whole(found[at] or '0'), tonumber(found[4] or '0')
+        found[at] = count and string.format('%d', count + 1) or found[at]
+        found[4] = worked and string.format('%.6f', worked + counted[2]) or found[4]
       end
+      local entry = {'state', state}
+      for at = 2, #told > 0 and 4 or 0 do
+        if found[at] then
+          entry[#entry + 1] = COUNTED[at]
+          entry[#entry + 1] = found[at]
+        end
+      end
+      call('HSET', key, unpack(entry))
     end
   end
 end
@@ -61,7 +75,7 @@ end
 -- what the mark of the same attempt found a moment ago.
 local seen = {}
 local function fenced(f, key)
-  local found = seen[f.job] or fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_seq', 'rf_sel')
+  local found = seen[f.job] or fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_seq', 'rf_sel', 'rf_then', 'rf_flow')
   if not found or found[1] ~= MEMBER .. '/' .. f.slot or whole(found[2]) ~= f.attempt or not HELD[found[3] or ''] then
     return nil
   end
@@ -75,7 +89,7 @@ end
 
 -- Our own traces of an attempt go even when the fence is gone: they carry its execution id and nobody else's. Returns
 -- when the execution began, as RQ has it.
-local function settle(f)
+local function settle(f, fence_holds)
   local held = fields(KEYS[3], f.job)
   local known = held and held[1] and held_as(held[1])
   if known and known.attempt == f.attempt then call('HDEL', KEYS[3], f.job) else known = nil end
@@ -85,18 +99,26 @@ local function settle(f)
   elseif f.execution ~= '' then
     started_at = (fields(RQ .. 'execution:' .. f.job .. ':' .. f.execution, 'created_at') or {})[1]
   end
-  drop_execution(f.job, f.execution, f.lane, f.worker)
+  if fence_holds and f.execution ~= '' then
+    -- No attempt of this job but this one: the whole index goes with it.
+    local both = f.job .. ':' .. f.execution
+    call('DEL', RQ .. 'execution:' .. both, RQ .. 'executions:' .. f.job)
+    put('ZREM', RQ .. 'wip:' .. f.lane, both)
+    if f.worker ~= '' then put('SREM', RQ .. 'worker:' .. f.worker .. ':executions', both) end
+  else
+    drop_execution(f.job, f.execution, f.lane, f.worker)
+  end
   return started_at
 end
 
 local function record_result(f, started_at)
   local entry = {'type', string.format('%d', f.type), 'worker_name', f.worker}
-  local function add(name, value) entry[#entry + 1] = name; entry[#entry + 1] = value end
-  if f.failure > 0 then add('exc_string', ARGV[f.failure]) end
-  if f.value > 0 then add('return_value', ARGV[f.value]) end
-  if f.execution ~= '' then add('execution_id', f.execution) end
-  if started_at then add('execution_started_at', started_at) end
-  if f.execution ~= '' then add('execution_ended_at', NOW_FLOAT) end
+  local n = 4
+  if f.failure > 0 then entry[n + 1], entry[n + 2], n = 'exc_string', ARGV[f.failure], n + 2 end
+  if f.value > 0 then entry[n + 1], entry[n + 2], n = 'return_value', ARGV[f.value], n + 2 end
+  if f.execution ~= '' then entry[n + 1], entry[n + 2], n = 'execution_id', f.execution, n + 2 end
+  if started_at then entry[n + 1], entry[n + 2], n = 'execution_started_at', started_at, n + 2 end
+  if f.execution ~= '' then entry[n + 1], entry[n + 2] = 'execution_ended_at', NOW_FLOAT end
   local key = RQ .. 'results:' .. f.job
   put('XADD', key, 'MAXLEN', '~', 10, '*', unpack(entry))
   call('EXPIRE', key, doc.ttl)
@@ -120,7 +142,6 @@ local function finish_end(f, key, started_at)
   record_result(f, started_at)
   register_end(f)
   call('EXPIRE', key, doc.ttl)
-  call('EXPIRE', RF .. 'log:' .. f.job, doc.ttl)
   -- Only a job that never ran can have been taken out of its lane by a kill.
   if f.state ~= 'finished' then put('ZREM', RF .. 'doomed', f.job) end
   set_worker(f.worker, 'idle', f.state == 'finished' and 'successful_job_count' or 'failed_job_count', f.wall)
@@ -131,7 +152,12 @@ local function finish_retry(f, key, started_at)
   call('HSET', key, 'enqueued_at', NOW_ISO, 'started_at', '', 'ended_at', '', 'last_heartbeat', NOW_ISO)
   record_result(f, started_at)
   set_worker(f.worker, 'idle', 'failed_job_count', f.wall)
-  back_to_lane(f.job, key, f.lane, f.attempt)
+  if f.delay > 0 then
+    call('HSET', key, 'rf_waits', 'retry')
+    to_scheduled(f.job, key, f.lane, NOW_MS + f.delay)
+  else
+    back_to_lane(f.job, key, f.lane, f.attempt)
+  end
   emit(tenant_of(f.job), ARGV[f.event], f.esig)
 end
 
@@ -160,9 +186,12 @@ local function finish(f)
       return {'killed', order}
     end
   end
-  local started_at = settle(f)
+  if f.kind == 'retry' and f.crash == 1 and crashes(f, key) >= MAX_CRASHES then return {'poison'} end
+  let_go(f.job, found[7], f.kind == 'end')
+  local started_at = settle(f, true)
   if f.kind == 'end' then
     finish_end(f, key, started_at)
+    if found[6] then release_waiters(f.job, f.state) end
   elseif f.kind == 'retry' then
     finish_retry(f, key, started_at)
   else
@@ -182,6 +211,7 @@ local function start(s)
     call('HSET', key, 'rf_state', s.state, 'status', s.status, 'last_heartbeat', NOW_ISO, 'started_at', NOW_ISO,
       'worker_name', s.worker)
     call('PERSIST', key)
+    begun(s.job, found[7])
     if s.event > 0 then emit(tenant_of(s.job), ARGV[s.event], s.esig) end
   else
     call('HSET', key, 'rf_state', s.state, 'status', s.status, 'last_heartbeat', NOW_ISO)
@@ -200,7 +230,6 @@ local tenants = {}
 
 local function claim(id, key, lane, offer, attempt, seq, timeout, taken)
   local slot, worker, execution = offer[1], offer[2], offer[3]
-  if not timeout or timeout < 1 or timeout > 366 * DAY_S then timeout = 3660 end
   local life = timeout + FAR_S
   local both = id .. ':' .. execution
   local record = RQ .. 'execution:' .. both
@@ -217,14 +246,18 @@ local function claim(id, key, lane, offer, attempt, seq, timeout, taken)
   put('SADD', own, both)
   call('EXPIRE', own, 480)
   set_worker(worker, 'busy')
-  note('job.claimed', id, attempt, {node = NODE, boot = BOOT, detail = {slot = slot}})
+  -- All of it is of a grammar without anything to escape: ids, and what this agent is called.
+  emit(tenant_of(id), string.format(
+    '{"type":"job.claimed","job":"%s","attempt":%d,"at_ms":%.0f,"node":"%s","boot":"%s","detail":{"slot":"%s"}}',
+    id, attempt, NOW_MS, NODE, BOOT, slot), '')
   taken[2], taken[4], taken[5] = attempt, slot, execution
   claims[#claims + 1] = taken
 end
 
 -- What `take` reads of a job: our own fields, then those of `row` and `odd_fields` (prelude.lua).
-local READ = {'rf_state', 'rf_attempt', 'rf_seq', 'rf_sel', 'rf_not_after', 'timeout', 'data', 'origin', unpack(ODD)}
-local OWN = 7
+local READ = {'rf_state', 'rf_attempt', 'rf_seq', 'rf_sel', 'rf_not_after', 'timeout', 'rf_flow', 'data', 'origin',
+  unpack(ODD)}
+local OWN = 8
 
 -- Takes one popped id; true when it fills the slot.
 local function take(id, lane, offer)
@@ -258,14 +291,18 @@ local function take(id, lane, offer)
   if length == 0 then odd[#odd + 1] = 'data' end
   handed = handed + (oversized and 0 or length)
   local taken = {id, attempt, lane, '-', '', seq, oversized and '' or found[OWN] or '', oversized and 1 or 0,
-    table.concat(odd, ',')}
+    table.concat(odd, ','), found[7] or ''}
   local not_after = whole(found[5] or nil)
   if not_after and not_after > 0 and not_after < NOW_MS then
     hold(id, key, NODE, BOOT, '-', 'claimed', attempt, '-', lane)
     expired[#expired + 1] = taken
     return false
   end
-  claim(id, key, lane, offer, attempt + 1, seq, whole(found[6] or nil), taken)
+  local timeout = whole(found[6] or nil)
+  if not timeout or timeout < 1 or timeout > 366 * DAY_S then timeout = 3660 end
+  local limits = limits_of(id, found[7])
+  if limits and not admit_start(id, key, lane, seq, attempt + 1, timeout, not_after or 0, limits) then return false end
+  claim(id, key, lane, offer, attempt + 1, seq, timeout, taken)
   return true
 end
 
@@ -277,13 +314,14 @@ local function hand_out_again(id, text, known)
   if not held or known[id] then return end
   if held.mark ~= '' and held.ms + REPLY_TIMEOUT_MS > NOW_MS then return end
   local key = RQ .. 'job:' .. id
-  local found = fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_seq', 'rf_sel')
+  local found = fields(key, 'rf_claim', 'rf_attempt', 'rf_state', 'rf_seq', 'rf_sel', 'rf_flow')
   call('HDEL', KEYS[3], id)
   drop_execution(id, held.execution, held.lane, '')
   if not found or string.match(found[1] or '', '^(.*)/[^/]*$') ~= MEMBER or whole(found[2]) ~= held.attempt then return end
   local seq, taken, size = seq_of(found[4]), nil, 0
   local order = doom(id, seq, found[5], held.lane)
   if found[3] == 'claimed' then
+    let_go(id, found[6], false)
     back_to_lane(id, key, held.lane, held.mark == '' and held.attempt - 1 or held.attempt)
   elseif found[3] == 'killing' and held.mark == '-' then
     taken, size = bury(id, key, NODE, BOOT, held.attempt, held.lane, seq, order or {'tombstone', 0, '', ''})
@@ -305,25 +343,26 @@ local function reconcile()
 end
 
 local more = 0
-local function fill()
-  local at, left = 1, doc.budget
+local function fill(next)
+  local left, empty = doc.budget, false
   for _, offer in ipairs(doc.free) do
     local filled = false
-    while not filled and at <= #doc.lanes do
+    while not filled do
+      local at = next(empty)
+      if not at then return end
       if left <= 0 or handed >= doc.bytes then
         more = 1
         return
       end
       local id = pcall_('LPOP', KEYS[5 + at])
-      if not id or wrong(id) then
-        at = at + 1
-      else
+      empty = not id or wrong(id)
+      if not empty then
         left = left - 1
         filled = take(id, doc.lanes[at], offer)
       end
     end
   end
-  if at <= #doc.lanes then more = 1 end
+  if next(empty) then more = 1 end
 end
 
 -- The tables behind the claims: the agent checks them against the selectors of the signed envelope before the start.
@@ -345,12 +384,17 @@ reconcile()
 
 local lease = tonumber(call('ZSCORE', KEYS[2], MEMBER) or nil)
 local lost = (not lease or lease <= fleet_ms(KEYS[4])) and 1 or 0
-if lost == 0 and #doc.free > 0 then
-  fill()
+-- The caller chose its lanes without knowing all of them: what came first in a new one may go before theirs.
+local fresh = lost == 0 and #doc.free > 0 and doc.seen and call('SCARD', RF .. 'lanes') ~= doc.seen
+if fresh then
+  more = 1
+elseif lost == 0 and #doc.free > 0 then
+  fill(doc.points and by_points(doc.lanes, doc.points, 5) or in_order())
   if #claims > 0 then
     cutoffs[1] = news('')
     for tenant in pairs(tenants) do cutoffs[#cutoffs + 1] = news(tenant) end
   end
 end
 write_workers()
-return {finishes, starts, claims, dead, expired, dropped, lost, counter(), more, cutoffs, orphans}
+return {finishes, starts, claims, dead, expired, dropped, lost, counter(), more, cutoffs, orphans,
+  fresh and call('SMEMBERS', RF .. 'lanes') or {}}

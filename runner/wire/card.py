@@ -6,6 +6,7 @@ record signed by the fleet key; look-ups compare the whole public key, the 16-di
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -17,11 +18,15 @@ __all__ = ["CARD_TTL_S", "MAX_CARD_BYTES", "NodeCard", "SignedCard", "TrustedKey
 #: A node card is valid for 90 days.
 CARD_TTL_S: Final = 90 * 86_400
 MAX_CARD_BYTES: Final = 16 * 1024
+_RECIPIENT: Final = re.compile(r"age1[02-9ac-hj-np-z]{58}")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCard:
-    """A node's public key and what it may serve. ``*`` in tenants or queues means every one. Times: Unix ms."""
+    """A node's public key and what it may serve. ``*`` in tenants or queues means every one. Times: Unix ms.
+
+    ``age_recipient``: whom sealed arguments for this node are encrypted to; its broker made the key.
+    """
 
     node: str
     public: str
@@ -37,6 +42,8 @@ class NodeCard:
         ids.check_node(self.node)
         if len(self.public) != 64:
             raise RecordError("a public key is 64 hex digits", path="public")
+        if self.age_recipient is not None and not _RECIPIENT.fullmatch(self.age_recipient):
+            raise RecordError("an age recipient looks like age1…", path="age_recipient")
 
     def may_serve(self, tenant: str, queue: str) -> bool:
         """Return whether this node's signature counts for a job of that tenant and queue."""

@@ -13,7 +13,7 @@ import json.encoder
 import re
 from collections.abc import Callable
 from json.scanner import make_scanner
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 from runner.wire.errors import CodecError
 
@@ -69,16 +69,17 @@ def load(data: bytes, *, limit_bytes: int = MAX_BYTES) -> Json:
         raise
     except (ValueError, RecursionError) as error:
         raise CodecError(f"not strict JSON ({type(error).__name__})") from None
-    return cast("Json", value)
+    return value
 
 
-def _parsed(text: str) -> object:
+def _parsed(text: str) -> Json:
     """Parse a whole document. Without spaces around it, as we write all of ours, one call into the scanner does it."""
     try:
         value, end = _SCAN(text, 0)
     except StopIteration:
         end = -1
-    return value if end == len(text) else _DECODER.decode(text)
+    found: Json = value if end == len(text) else _DECODER.decode(text)
+    return found
 
 
 def _check_depth(data: bytes) -> None:

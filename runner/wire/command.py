@@ -45,11 +45,11 @@ class Command:
     """One signed order. ``audience`` is a node's name or ``*``. Times are Unix milliseconds, UTC.
 
     ``sequence`` orders the pauses and resumes of one key: Unix microseconds, always growing; 0 for a kill, which may be
-    repeated.
+    repeated. ``secret`` and ``attempt``: what an approve or a deny decides on, and for which attempt of the one job.
     """
 
     id: str
-    op: Literal["kill", "pause", "resume"]
+    op: Literal["kill", "pause", "resume", "approve", "deny"]
     selector: Selector
     issued_at_ms: int
     expires_at_ms: int
@@ -60,6 +60,8 @@ class Command:
     reason: str = ""
     by: str = ""
     sequence: int = 0
+    secret: str | None = None
+    attempt: int | None = None
     v: int = VERSION
 
     def __post_init__(self) -> None:
@@ -67,6 +69,11 @@ class Command:
             raise RecordError(f"version {self.v} is not supported", path="v")
         if (self.op == "kill") != (self.sequence == 0) or self.sequence < 0:
             raise RecordError("a pause and a resume have a sequence, a kill has none", path="sequence")
+        decides = self.op in ("approve", "deny")
+        if decides != (self.secret is not None) or decides != (self.attempt is not None):
+            raise RecordError("a decision names a secret and an attempt, nothing else does", path="secret")
+        if decides and self.selector.kind != "job":
+            raise RecordError("a decision is for one job", path="selector")
         if not 0 <= self.grace_s <= 86_400:
             raise RecordError("grace is 0 to 86,400 seconds", path="grace_s")
         if len(self.reason) > 1024 or len(self.by) > 256:

@@ -14,13 +14,16 @@ class Domain(StrEnum):
     """The kinds of signed records."""
 
     JOB = "ringfence/job/1"
+    SCHEDULE = "ringfence/schedule/1"
     COMMAND = "ringfence/command/1"
     RECEIPT = "ringfence/receipt/1"
     EVENT = "ringfence/event/1"
     OUTCOME = "ringfence/outcome/1"
     CARD = "ringfence/card/1"
+    #: The root of a hash tree over records of the other kinds, each with its own domain (runner/signing.py).
+    SHARED = "ringfence/shared/1"
 
 
 def signing_bytes(domain: Domain, payload: bytes) -> bytes:
     """Return the bytes that an Ed25519 signature covers: domain tag, payload length, payload."""
-    return b"%s\n%d\n%s" % (domain.value.encode("ascii"), len(payload), payload)
+    return b"%s\n%d\n%s" % (domain.encode("ascii"), len(payload), payload)

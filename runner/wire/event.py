@@ -1,6 +1,7 @@
 """Events: what happened to jobs, nodes and kills, in order.
 
-Called by scripts (job.queued, job.claimed) and agents (all others, signed). Must never hold a secret or raw output.
+Called by scripts (job.queued, job.deferred, job.claimed) and agents (all others, signed). Must never hold a secret or
+raw output.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ __all__ = ["Event", "EventType"]
 class EventType(StrEnum):
     """Every event there is. Exactly one JOB_ENDED per job."""
 
+    JOB_SCHEDULED = "job.scheduled"
     JOB_QUEUED = "job.queued"
+    JOB_DEFERRED = "job.deferred"
     JOB_CLAIMED = "job.claimed"
     JOB_STARTED = "job.started"
     JOB_KILL_REQUESTED = "job.kill_requested"
@@ -24,6 +27,10 @@ class EventType(StrEnum):
     JOB_ENDED = "job.ended"
     GRANT_CODE_CHANGED = "grant.code_changed"
     NET_DENIED = "net.denied"
+    SECRET_LEAKED = "secret.leaked"  # noqa: S105 - an event, not a secret
+    SECRET_PENDING = "secret.pending"  # noqa: S105 - an event, not a secret
+    SECRET_APPROVED = "secret.approved"  # noqa: S105 - as above
+    SECRET_DENIED = "secret.denied"  # noqa: S105 - as above
     KILL_UNCONFIRMED = "kill.unconfirmed"
     NODE_UP = "node.up"
     NODE_DOWN = "node.down"

@@ -13,16 +13,17 @@ from typing import Final, Literal
 from runner.wire import ids
 from runner.wire.errors import RecordError
 
-__all__ = ["MAX_AFTER", "MAX_RETRIES", "After", "Backoff", "Concurrency", "Rate", "RetryRule", "Unique"]
+__all__ = ["MAX_AFTER", "MAX_RETRIES", "MAX_SPAN_S", "After", "Backoff", "Concurrency", "Rate", "RetryRule", "Unique"]
 
 #: Most further attempts of one job, and most jobs that one job may wait for.
 MAX_RETRIES: Final = 1000
 MAX_AFTER: Final = 1000
-_MAX_SPAN_S: Final = 366 * 86_400.0
+#: Longest period, delay or hold, in seconds.
+MAX_SPAN_S: Final = 366 * 86_400.0
 _MAX_COUNT: Final = 1_000_000
 _MAX_FACTOR: Final = 100
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
-_REASON: Final = re.compile(r"[a-z_]{1,32}")
+_REASON: Final = re.compile(r"[a-z_]{1,32}(:[A-Za-z_][A-Za-z0-9_]{0,127})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Backoff:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.delay_s <= _MAX_SPAN_S and 0 <= self.max_delay_s <= _MAX_SPAN_S):
+        if not (0 <= self.delay_s <= MAX_SPAN_S and 0 <= self.max_delay_s <= MAX_SPAN_S):
             raise RecordError("a delay is 0 to 366 days, in seconds", path="retry.backoff")
         if not 1 <= self.factor <= _MAX_FACTOR or not 0 <= self.jitter <= 1:
             raise RecordError(f"a factor is 1 to {_MAX_FACTOR}, a jitter 0 to 1", path="retry.backoff")
@@ -48,8 +49,8 @@ class Backoff:
 class RetryRule:
     """How many further attempts may follow a retryable end; without ``backoff`` at once, at the head of the lane.
 
-    ``retry_on``: only after these reasons (None: every retryable one); ``never_on`` wins over it. A kill or a refusal
-    is never retried.
+    ``retry_on``: only after these reasons (None: every retryable one); ``never_on`` wins over it. ``exception:NAME``
+    means exceptions of the class NAME, ``lost`` every reason of lost. A kill or a refusal is never retried.
     """
 
     count: int = 0
@@ -62,7 +63,7 @@ class RetryRule:
             raise RecordError(f"retries are 0 to {MAX_RETRIES}", path="retry.count")
         for reason in (*(self.retry_on or ()), *(self.never_on or ())):
             if not _REASON.fullmatch(reason):
-                raise RecordError("a reason is lower-case letters and _", path="retry.retry_on")
+                raise RecordError("a reason is lower-case letters and _, or exception:NAME", path="retry.retry_on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Unique:
 
     def __post_init__(self) -> None:
         _check_key(self.key, "unique.key")
-        if not 0 <= self.ttl_s <= _MAX_SPAN_S or (self.until == "ttl" and self.ttl_s <= 0):
+        if not 0 <= self.ttl_s <= MAX_SPAN_S or (self.until == "ttl" and self.ttl_s <= 0):
             raise RecordError("until = ttl needs ttl_s: a positive number of seconds", path="unique.ttl_s")
 
 
@@ -109,7 +110,7 @@ class Rate:
 
     def __post_init__(self) -> None:
         _check_key(self.key, "rate.key")
-        if not 1 <= self.count <= _MAX_COUNT or not 0 < self.period_s <= _MAX_SPAN_S:
+        if not 1 <= self.count <= _MAX_COUNT or not 0 < self.period_s <= MAX_SPAN_S:
             raise RecordError("a rate is 1 to 1,000,000 starts in up to 366 days", path="rate.count")
 
 

@@ -19,6 +19,7 @@ _SIZE: Final = re.compile(r"([0-9]{1,19})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.
 _FACTOR: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:.]{2,45}\]")
 _MAX_PORT: Final = 65535
+_HTTPS_PORT: Final = 443
 _MAX_BYTES: Final = 2**63 - 1
 
 
@@ -56,12 +57,24 @@ class SecretGrant:
     mode: Literal["proxy", "get", "file", "env"] = "proxy"
     target: str | None = None
 
+    @property
+    def destination(self) -> NetGrant:
+        """Where a proxied one is sent. Raises GrammarError: the target is no HOST or HOST:PORT."""
+        text = (self.target or "").lower()
+        host, colon, port = text.rpartition(":")
+        if not colon or text.endswith("]"):
+            host, port = text, str(_HTTPS_PORT)
+        if not port.isascii() or not port.isdigit():
+            raise GrammarError(f"the host of a proxied secret is HOST or HOST:PORT, not {self.target!r}")
+        return NetGrant(host, int(port[:6]))
+
 
 @dataclass(frozen=True, slots=True)
 class Grants:
     """Every permission one job asks for. None in a total means: not asked, the node's default limit applies.
 
     ``no_exec`` gives something up: no file that the job can write, and none of a path grant, can be executed.
+    ``service``: its tools reach the broker's service on the job's own loopback, which gives no value.
     """
 
     paths: tuple[PathGrant, ...] = ()
@@ -73,6 +86,17 @@ class Grants:
     pids: int | None = None
     disk_bytes: int | None = None
     no_exec: bool = False
+    service: bool = False
+
+    @property
+    def keyed(self) -> tuple[NetGrant, ...]:
+        """The hosts of the proxied secrets: a grant of one is a grant to reach them. Raises GrammarError."""
+        return tuple(dict.fromkeys(one.destination for one in self.secrets if one.mode == "proxy"))
+
+    @property
+    def reach(self) -> tuple[NetGrant, ...]:
+        """Every destination that the job can reach in one way or another. Raises GrammarError."""
+        return (*self.net, *(one for one in self.keyed if one not in self.net))
 
 
 def parse_bytes(text: str) -> int:

@@ -7,6 +7,11 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     rf:wake:<lane>           list    60 s, at most 64 items      enqueue.lua, turn.lua, recover.lua
     rf:lanes                 set     the fleet's                 enqueue.lua (names of every lane used)
     rf:clock                 string  the fleet's                 lease scripts; newest Redis TIME seen, ms
+    rf:horizon               string  not_after + 7 d             enqueue.lua; latest not_after beyond the usual 7 d, ms
+    rf:due                   zset    owner: scheduled jobs       prelude.lua (to_scheduled), due.lua; job, score: due ms
+    rf:schedules:<tenant>    hash    owner: the tenant           schedule.lua; name -> "PAUSED SIG SCHEDULE"
+    rf:ticks                 zset    owner: schedules            schedule, enqueue; TENANT/NAME, score: next due ms
+    rf:leader                hash    the fleet's                 due.lua; member, until (ms), token: who keeps the time
     rf:leases                zset    owner: boots                lease scripts; member NODE/BOOT, score ms
     rf:claims:<node>/<boot>  hash    owner: the lease            turn, sweep, recover; job -> fence (prelude.lua, hold)
     rf:nodes                 hash    owner: nodes                register.lua, lease.lua; node -> record JSON
@@ -14,13 +19,21 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     rf:cards                 hash    owner: keys                 agents; node -> signed card
     rf:tomb:<job>            string  not_after + 1 d             kill.lua; "SIG COMMAND"
     rf:doomed                zset    owner: killing jobs         kill.lua; jobs taken from a lane, not signed off yet
-    rf:cut, rf:cut:<tenant>  hash    8 d after the newest        kill.lua; selector -> "SEQ SIG COMMAND", "#" -> changes
+    rf:cut, rf:cut:<tenant>  hash    8 d after the newest, or    kill.lua; selector -> "SEQ SIG COMMAND", "#" -> changes
+                                     1 d after the horizon
     rf:ctl:<node>, rf:ctl:all stream MINID of expired commands   kill.lua, pause.lua; command, sig, why, job
     rf:rep:<command>         stream  1 h                         agents
     rf:ev:<tenant>           stream  ~100,000 entries, 30 d      scripts (sig empty), agents; event, sig
     rf:ev:-nodes             stream  ~100,000 entries, 30 d      agents (node events; "-" is no tenant)
     rf:log:<job>             stream  7 d after the last entry    agents
     rf:act:<tenant>          zset    not_after + 7 d             enqueue.lua; newest 10,000 ids by sequence (for ps)
+    rf:uniq:<tenant>:<key>   string  not_after or ttl (+ run)    enqueue.lua, ends; the job that holds the name
+    rf:rate:<tenant>:<key>   zset    one period                  turn.lua; JOB.ATTEMPT -> ms of its start
+    rf:plan:<tenant>:<key>   zset    last due + period + 10 s    turn.lua; jobs that a rate held back, by sequence
+    rf:conc:<tenant>:<key>   set     limit of a run + 30 d       turn.lua, recover.lua; jobs that have a place
+    rf:line:<tenant>:<key>   zset    30 d                        turn.lua, recover.lua; jobs that wait for a place
+    rf:open:<job>            set     its not_after + 7 d         enqueue.lua, ends; jobs that it still waits for
+    rf:then:<job>            set     their not_after + 7 d       enqueue.lua, ends; jobs that wait for it, at most 1,000
 
 RQ's keys keep their names below the same prefix rule (notes: RQ_KEY_PREFIX and one hash tag on a cluster).
 """
@@ -37,6 +50,10 @@ PERMANENT: Final = (
     "rf:seq",
     "rf:lanes",
     "rf:clock",
+    "rf:due",
+    "rf:schedules:*",
+    "rf:ticks",
+    "rf:leader",
     "rf:leases",
     "rf:claims:*",
     "rf:nodes",
@@ -70,6 +87,22 @@ class Keys:
     def lanes(self) -> str:
         """Every lane that was ever used."""
         return f"{self.rf}lanes"
+
+    def due(self) -> str:
+        """Scheduled jobs of all lanes by the time they are due."""
+        return f"{self.rf}due"
+
+    def schedules(self, tenant: str) -> str:
+        """A tenant's schedules by name."""
+        return f"{self.rf}schedules:{tenant}"
+
+    def ticks(self) -> str:
+        """Every schedule that is not paused by its next due time."""
+        return f"{self.rf}ticks"
+
+    def leader(self) -> str:
+        """Who enqueues the occurrences of schedules now."""
+        return f"{self.rf}leader"
 
     def leases(self) -> str:
         """Leases of all agent starts."""
@@ -127,6 +160,14 @@ class Keys:
         """Recent jobs of a tenant by sequence number."""
         return f"{self.rf}act:{tenant}"
 
+    def open(self, job_id: str) -> str:
+        """The jobs that a job still waits for."""
+        return f"{self.rf}open:{job_id}"
+
+    def then(self, job_id: str) -> str:
+        """The jobs that wait for a job."""
+        return f"{self.rf}then:{job_id}"
+
     def job(self, job_id: str) -> str:
         """RQ's job hash."""
         return f"{self.rq}job:{job_id}"
@@ -140,7 +181,7 @@ class Keys:
         return f"{self.rq}queues"
 
     def registry(self, kind: str, lane: str) -> str:
-        """RQ's registry ``kind`` (wip, finished, failed, canceled) of a lane."""
+        """RQ's registry ``kind`` (wip, finished, failed, canceled, deferred, scheduled) of a lane."""
         return f"{self.rq}{kind}:{lane}"
 
     def results(self, job_id: str) -> str:

@@ -46,10 +46,24 @@ class Receipt:
     signature: str = ""
 
 
+PauseOutcome = Literal[
+    "paused",
+    "resumed",
+    "approved",
+    "denied",
+    "not_running",
+    "already_ended",
+    "unknown",
+    "refused",
+    "unconfirmed",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class PauseReceipt:
-    """What a pause or resume did. ``paused``: no process of the job runs; ``resumed``: they run again.
+    """What a pause or resume did, or a decision on a secret that a job waits for.
 
+    ``paused``: no process of the job runs; ``resumed``: they run again. ``approved``, ``denied``: the broker has it.
     ``not_running``: the job has not started, so there is nothing to pause. ``refused``: the order came after a later
     one, or the key may not lift this pause. ``unconfirmed``: nobody answered, or a process could not be stopped yet.
     ``processes``: how many stand still; ``took_ms``: from the order's arrival until they did. ``method``:
@@ -58,8 +72,8 @@ class PauseReceipt:
 
     job: str
     command: str
-    op: Literal["pause", "resume"]
-    outcome: Literal["paused", "resumed", "not_running", "already_ended", "unknown", "refused", "unconfirmed"]
+    op: Literal["pause", "resume", "approve", "deny"]
+    outcome: PauseOutcome
     state: str
     done_at: str
     nonce: str

@@ -6,23 +6,42 @@ a secret value; ``env`` and ``args`` are public parts of the envelope.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
-from runner.wire import ids, record
+from runner.wire import codec, ids, record, sealed
 from runner.wire.errors import RecordError
 from runner.wire.flow import After, Concurrency, Rate, RetryRule, Unique
 from runner.wire.grants import Grants
 
-__all__ = ["MAX_ENVELOPE_BYTES", "JobSpec", "Limits", "decode", "lane_of", "selectors_of"]
+__all__ = [
+    "MAX_ENVELOPE_BYTES",
+    "MAX_PRIORITY",
+    "NEEDS_BROKER",
+    "JobSpec",
+    "Limits",
+    "decode",
+    "flow_of",
+    "lane_of",
+    "priority_of",
+    "selectors_of",
+]
 
 #: Largest signed job that a client sends and a node accepts, in bytes (1 MiB).
 MAX_ENVELOPE_BYTES: Final = 1024 * 1024
+#: Priorities are -1000 to 1000; each point counts as one second of waiting.
+MAX_PRIORITY: Final = 1000
+#: Names that lanes give a meaning of their own.
+_RESERVED: Final = frozenset({"node", "level", "priority"})
+_PRIORITY: Final = re.compile(r"-?[1-9][0-9]{0,3}")
 _TASK: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,200}:[A-Za-z_][A-Za-z0-9_.]{0,200}")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _PROFILE: Final = re.compile(r"default|fresh|reuse=[1-9][0-9]{0,5}")
 VERSION: Final = 1
+#: What the lanes of jobs with secrets or sealed values require. No label looks like it: those have a value.
+NEEDS_BROKER: Final = "broker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +58,7 @@ class Limits:
 class JobSpec:
     """One job. Exactly one of ``task`` (``module:qualname``) and ``argv`` is set. Times are Unix milliseconds, UTC.
 
+    ``sealed``: place → ciphertext (text); before the client has sealed it, the value itself, which can't be written.
     ``schedule``: this is the template of that schedule, never a job by itself; its occurrences carry it as their origin
     (attack 4).
     """
@@ -73,10 +93,16 @@ class JobSpec:
     rate: Rate | None = None
     concurrency: Concurrency | None = None
     schedule: str | None = None
+    sealed: dict[str, object] | None = None
     v: int = VERSION
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @property
+    def needs_broker(self) -> bool:
+        """Whether this job only runs beside a vault broker: for its secrets, its sealed values, or its service."""
+        return bool(self.grants.secrets) or self.sealed is not None or self.grants.service
 
     @property
     def name(self) -> str:
@@ -90,13 +116,42 @@ def decode(data: bytes) -> JobSpec:
 
 
 def lane_of(spec: JobSpec) -> str:
-    """Return the lane (an RQ queue name) that this job waits in: queue and sorted requirements (DESIGN §4)."""
+    """Return the lane (an RQ queue name) that this job waits in: queue and sorted requirements (DESIGN §4).
+
+    Jobs of another priority than 0 wait in lanes of their own, so RQ's tools see each in its order.
+    """
     needs = [f"{key}={value}" for key, value in spec.labels.items()]
     if spec.node is not None:
         needs.append(f"node={spec.node}")
     if spec.min_level != "B":
         needs.append(f"level={spec.min_level}")
+    if spec.priority:
+        needs.append(f"priority={spec.priority}")
+    if spec.needs_broker:
+        needs.append(NEEDS_BROKER)
     return f"{spec.queue}@{','.join(sorted(needs))}" if needs else spec.queue
+
+
+def priority_of(lane: str) -> int | None:
+    """Return the priority that a lane's name carries, 0 if it has none, None if it is not a valid one."""
+    for need in lane.partition("@")[2].split(","):
+        key, _, value = need.partition("=")
+        if key == "priority":
+            found = int(value) if _PRIORITY.fullmatch(value) else 0
+            return found if found and -MAX_PRIORITY <= found <= MAX_PRIORITY else None
+    return 0
+
+
+def flow_of(spec: JobSpec) -> str:
+    """Return the job's limits as its hash holds them (see runner/scripts/limits.lua); empty if it has none."""
+    rows = []
+    if spec.unique is not None:
+        rows.append(f"u {spec.unique.until} {math.ceil(spec.unique.ttl_s * 1000)} {spec.unique.key}")
+    if spec.rate is not None:
+        rows.append(f"r {spec.rate.count} {math.ceil(spec.rate.period_s * 1000)} {spec.rate.key}")
+    if spec.concurrency is not None:
+        rows.append(f"c {spec.concurrency.count} {spec.concurrency.key}")
+    return "\n".join(rows)
 
 
 def selectors_of(spec: JobSpec, node: str | None = None) -> tuple[str, ...]:
@@ -123,11 +178,12 @@ def _check(spec: JobSpec) -> None:
         ids.check_node(spec.node)
     _check_work(spec)
     _check_names(spec)
+    _check_sealed(spec, spec.sealed)
     if spec.min_level not in {"A", "B", "C", "D", "E", "F"}:
         raise RecordError("a level is A to F", path="min_level")
     if not _PROFILE.fullmatch(spec.profile):
         raise RecordError("a profile is default, fresh or reuse=N", path="profile")
-    if not -1000 <= spec.priority <= 1000:
+    if not -MAX_PRIORITY <= spec.priority <= MAX_PRIORITY:
         raise RecordError("a priority is -1000 to 1000", path="priority")
     if spec.not_after_ms <= spec.not_before_ms:
         raise RecordError("not_after must be later than not_before", path="not_after_ms")
@@ -135,6 +191,29 @@ def _check(spec: JobSpec) -> None:
         raise RecordError("a job waits for other jobs of its own tenant", path="after.jobs")
     if spec.schedule is not None:
         ids.check_name(spec.schedule, "schedule")
+
+
+def _check_sealed(spec: JobSpec, held: dict[str, object] | None) -> None:
+    """Every hole has its value, every value its hole: none can be put anywhere else."""
+    if held is None:
+        return
+    if not 0 < len(held) <= sealed.MAX_SEALED:
+        raise RecordError(f"a job has at most {sealed.MAX_SEALED} sealed values", path="sealed")
+    for place, text in held.items():
+        if len(place) > sealed.MAX_PLACE:
+            raise RecordError(f"a sealed value's place has at most {sealed.MAX_PLACE} characters", path="sealed")
+        good = isinstance(text, sealed.Sealed) or (isinstance(text, str) and len(text) <= sealed.MAX_TEXT_BYTES)
+        if not good:
+            raise RecordError("a sealed value is text of an allowed length", path=f"sealed.{place}")
+    variables = {place for place in held if place.startswith(f"{sealed.ENV}/")}
+    for place in variables:
+        name = place.partition("/")[2]
+        if not _ENV_NAME.fullmatch(name) or name in spec.env or name.startswith("RINGFENCE_"):
+            what = "a variable's name is letters, digits and _, is set once, and does not begin with RINGFENCE_"
+            raise RecordError(what, path=f"sealed.{place}")
+    holes = sealed.places(cast("codec.Json", list(spec.args)), cast("codec.Json", spec.kwargs))
+    if set(holes) != held.keys() - variables:
+        raise RecordError("the sealed values do not stand where the arguments have room for them", path="sealed")
 
 
 def _check_work(spec: JobSpec) -> None:
@@ -152,6 +231,8 @@ def _check_names(spec: JobSpec) -> None:
         if len(value) > 256 or "\0" in value:
             raise RecordError("a tag or label value has at most 256 characters", path="tags")
     for key, value in spec.labels.items():
+        if key in _RESERVED:
+            raise RecordError("no label is named node, level or priority: these have options", path=f"labels.{key}")
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value):
             raise RecordError("a label value is 1 to 64 of letters, digits, _ . and -", path=f"labels.{key}")
     for key, value in spec.env.items():

@@ -8,7 +8,19 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["END_STATES", "MOVES", "RQ_STATUS", "FailReason", "RefuseReason", "State", "may_move", "retryable"]
+__all__ = [
+    "DEAD_STATES",
+    "END_STATES",
+    "MOVES",
+    "NODE_LOST",
+    "POISON",
+    "RQ_STATUS",
+    "FailReason",
+    "RefuseReason",
+    "State",
+    "may_move",
+    "retryable",
+]
 
 
 class State(StrEnum):
@@ -41,6 +53,7 @@ class FailReason(StrEnum):
     DISK_LIMIT = "disk_limit"
     OUTPUT_LIMIT = "output_limit"
     SECCOMP = "seccomp"
+    SECRET_LEAKED = "secret_leaked"  # noqa: S105 - a reason, not a secret
     RESULT_NOT_STORABLE = "result_not_storable"
     WORKER_DIED = "worker_died"
     NODE_FAULT = "node_fault"
@@ -59,22 +72,35 @@ class RefuseReason(StrEnum):
     BROKER_UNAVAILABLE = "broker_unavailable"
     SECRET_DENIED = "secret_denied"  # noqa: S105 - a reason, not a secret
     BAD_HASH = "bad_hash"
+    DEPENDENCY_FAILED = "dependency_failed"
 
+
+#: Reasons of lost: the node was lost with the attempt; and so were too many of the job's nodes, it is not tried again.
+NODE_LOST: Final = "node_lost"
+POISON: Final = "poison"
 
 END_STATES: Final = frozenset({State.FINISHED, State.FAILED, State.KILLED, State.REFUSED, State.EXPIRED, State.LOST})
 
-#: Every legal move. An attempt that failed or was lost and may run again goes back to ``queued``.
+#: Ends that nobody wanted: what `ps --failed` shows and `retry` takes.
+DEAD_STATES: Final = frozenset({State.FAILED, State.LOST, State.EXPIRED, State.REFUSED})
+
+#: Every legal move. An attempt that failed or was lost and may run again goes back to ``queued``,
+#: or to ``scheduled`` until its backoff is over; so does a job that a rate or concurrency limit does not let start yet.
 MOVES: Final[dict[State, frozenset[State]]] = {
     State.SCHEDULED: frozenset({State.QUEUED, State.KILLING, State.EXPIRED}),
     State.DEFERRED: frozenset({State.QUEUED, State.SCHEDULED, State.KILLING, State.EXPIRED, State.FAILED}),
-    State.QUEUED: frozenset({State.CLAIMED, State.KILLING, State.EXPIRED}),
+    State.QUEUED: frozenset({State.CLAIMED, State.SCHEDULED, State.KILLING, State.EXPIRED}),
     State.CLAIMED: frozenset(
-        {State.RUNNING, State.QUEUED, State.KILLING, State.REFUSED, State.EXPIRED, State.LOST} | {State.FAILED}
+        {State.RUNNING, State.QUEUED, State.SCHEDULED, State.KILLING, State.REFUSED, State.EXPIRED, State.LOST}
+        | {State.FAILED}
     ),
     State.RUNNING: frozenset(
-        {State.PAUSED, State.KILLING, State.QUEUED, State.FINISHED, State.FAILED, State.KILLED, State.LOST}
+        {State.PAUSED, State.KILLING, State.QUEUED, State.SCHEDULED, State.FINISHED, State.FAILED}
+        | {State.KILLED, State.LOST}
     ),
-    State.PAUSED: frozenset({State.RUNNING, State.KILLING, State.QUEUED, State.FAILED, State.KILLED, State.LOST}),
+    State.PAUSED: frozenset(
+        {State.RUNNING, State.KILLING, State.QUEUED, State.SCHEDULED, State.FAILED, State.KILLED, State.LOST}
+    ),
     State.KILLING: frozenset({State.KILLED, State.LOST}),
     **{state: frozenset() for state in END_STATES},
 }
@@ -108,4 +134,4 @@ def may_move(old: State, new: State) -> bool:
 
 def retryable(state: State, reason: str | None) -> bool:
     """Return whether another attempt may follow: after lost, worker_died, exit, signal, exception, time_limit only."""
-    return state is State.LOST or (state is State.FAILED and reason in _RETRYABLE)
+    return (state is State.LOST and reason != POISON) or (state is State.FAILED and reason in _RETRYABLE)

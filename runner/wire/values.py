@@ -12,6 +12,8 @@ What JSON can't say travels tagged, as ``{"$": tag, "v": …}``:
     enum        with "t" = module:qualname; arrives as its plain value unless the registry knows the class
     dataclass   with "t" = module:qualname; arrives as a dict unless the registry knows the class
     dict        a dict of the caller that has a key "$" itself
+    result      no value: what a job that this one waits for returned; its node puts it there (wire/passing.py)
+    sealed      no value: a hole for one that only a node's broker opens (wire/sealed.py)
 
 Tuples arrive as lists, subclasses of str, int and float as the plain type; the order of a dict is not kept.
 """
@@ -32,16 +34,30 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from runner.wire import codec
 from runner.wire.codec import Json
 from runner.wire.errors import ValueTypeError
+from runner.wire.sealed import HOLE, Sealed
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "MAX_DEPTH", "Registry", "decode", "dumps", "encode", "loads", "type_name"]
+__all__ = [
+    "DEFAULT_LIMIT_BYTES",
+    "MAX_DEPTH",
+    "RESULT",
+    "TAG",
+    "Registry",
+    "ResultOf",
+    "decode",
+    "dumps",
+    "encode",
+    "loads",
+    "type_name",
+]
 
 #: Classes that decode may build, by ``module:qualname``.
 Registry: TypeAlias = Mapping[str, type[object]]
 
 TAG: Final = "$"
+RESULT: Final = "result"
 #: Deepest nesting of the encoded form; leaves room for the envelope around it (codec.MAX_DEPTH is 32).
 MAX_DEPTH: Final = 28
 #: Largest encoded value unless the caller names a limit, in bytes (8 MiB).
@@ -49,17 +65,34 @@ DEFAULT_LIMIT_BYTES: Final = codec.MAX_BYTES
 _INT_BITS: Final = 63
 _SHOWN_KEY: Final = 40
 _NUMBER_BYTES: Final = 1
+#: Types whose values are their own form, if they are no larger than this.
+_PLAIN: Final = (int, bool)
+_PLAIN_BYTES: Final = 4
+_INT_END: Final = 1 << _INT_BITS
 
 
-def encode(value: object, limit_bytes: int = DEFAULT_LIMIT_BYTES, path: str = "value") -> Json:
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResultOf:
+    """Among a job's arguments: what the job of this id returned. The job that is given it waits for that one."""
+
+    job: str
+
+
+def encode(
+    value: object, limit_bytes: int = DEFAULT_LIMIT_BYTES, path: str = "value", sealed: list[Sealed] | None = None
+) -> Json:
     """Return ``value`` as plain JSON with tagged forms; ``path`` is how errors name the root.
+
+    ``sealed``: takes the sealed values in their order; without it there is no place for any.
 
     Raises:
         ValueTypeError: a value has no form on the wire (naive datetime, NaN, set, cycle, lone surrogate, more than 64
             bits, key that is no text), is nested deeper than MAX_DEPTH or larger than ``limit_bytes``. The message
             names the path to it, never the value.
     """
-    return _Encoder(limit_bytes).value(value, path, 0)
+    if value is None or (type(value) in _PLAIN and limit_bytes >= _PLAIN_BYTES and -_INT_END <= value < _INT_END):  # type: ignore[operator] # a number
+        return value  # type: ignore[return-value] # what most tasks return, without the walk
+    return _Encoder(limit_bytes, sealed).value(value, path, 0)
 
 
 def dumps(value: object, limit_bytes: int = DEFAULT_LIMIT_BYTES, path: str = "value") -> bytes:
@@ -72,7 +105,8 @@ def dumps(value: object, limit_bytes: int = DEFAULT_LIMIT_BYTES, path: str = "va
 
 def decode(value: Json, registry: Registry | None = None, path: str = "value") -> object:
     """Return the Python value of an encoded one; unknown tags are refused. Raises ValueTypeError."""
-    return _decode(value, registry or {}, path, 0)
+    # Not `or`: a lazy registry looks at its classes when asked how many there are.
+    return _decode(value, {} if registry is None else registry, path, 0)
 
 
 def loads(data: bytes, registry: Registry | None = None, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> object:
@@ -88,8 +122,9 @@ def type_name(cls: type[object]) -> str:
 class _Encoder:
     """One walk over one value: counts bytes (a lower bound, so nothing that fits is refused) and remembers its way."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, sealed: list[Sealed] | None) -> None:
         self._limit_bytes = limit_bytes
+        self._sealed = sealed
         self._bytes = 0
         self._open: set[int] = set()
 
@@ -165,17 +200,28 @@ class _Encoder:
         if isinstance(value, enum.Enum):
             plain = self.value(value.value, f"{path}.value", depth + 1)
             return {TAG: "enum", "t": type_name(type(value)), "v": plain}
+        if isinstance(value, ResultOf):
+            return {TAG: RESULT, "v": value.job}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._dataclass(value, path, depth)
+        if isinstance(value, Sealed):
+            return self._hole(value, path)
         form = _scalar_form(value, path)
         if form is None:
             raise ValueTypeError(f"{type(value).__name__} has no form on the wire{_advice(value)}", path=path)
         self._count(len(form[1]), path)
         return {TAG: form[0], "v": form[1]}
 
+    def _hole(self, value: Sealed, path: str) -> Json:
+        if self._sealed is None:
+            raise ValueTypeError("a Sealed value is for a job's arguments, its task gets the plain one", path=path)
+        self._sealed.append(value)
+        return dict(HOLE)
+
     def _dataclass(self, value: DataclassInstance, path: str, depth: int) -> Json:
         self._enter(value, path, depth + 1)
-        names = [field.name for field in dataclasses.fields(value)]
+        # A field that its class sets by itself is set again where the object is built.
+        names = [field.name for field in dataclasses.fields(value) if field.init]
         out: dict[str, Json] = {name: self.value(getattr(value, name), f"{path}.{name}", depth + 2) for name in names}
         self._open.discard(id(value))
         return {TAG: "dataclass", "t": type_name(type(value)), "v": out}
@@ -251,7 +297,7 @@ def _decode_enum(name: Json, plain: object, registry: Registry, path: str) -> ob
         raise ValueTypeError(f"{cls.__name__} is no enum", path=path)
     try:
         return cls(plain)
-    except ValueError:
+    except Exception:  # noqa: BLE001 - as for dataclasses
         raise ValueTypeError(f"no member of {cls.__name__}", path=path) from None
 
 
@@ -263,8 +309,8 @@ def _decode_dataclass(name: Json, fields: dict[str, object], registry: Registry,
         raise ValueTypeError(f"{cls.__name__} is no dataclass", path=path)
     try:
         return cls(**fields)
-    except (TypeError, ValueError):
-        raise ValueTypeError(f"the fields do not fit {cls.__name__}", path=path) from None
+    except Exception as error:  # noqa: BLE001 - a class of the application checks its fields as it likes
+        raise ValueTypeError(f"the fields do not fit {cls.__name__}: {type(error).__name__}", path=path) from None
 
 
 def _datetime(text: str) -> dt.datetime:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["EventView", "JobView", "NodeView"]
+__all__ = ["EventView", "JobView", "NodeView", "ScheduleView"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class JobView:
     waiting: str | None = None
     tail: str | None = None
     verified: bool = False
+    due_at: str | None = None
+    repeated_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +68,27 @@ class EventView:
     node: str
     boot: str
     detail: dict[str, str | int | float | bool] = field(default_factory=dict)
+    verified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleView:
+    """One schedule as `schedule list` shows it. ``state``: active, paused, ended.
+
+    ``verified``: this client knows the key that signed it; ``next_at`` is the store's word.
+    """
+
+    name: str
+    tenant: str
+    task: str
+    queue: str
+    cron: str | None
+    every_s: float | None
+    zone: str
+    missed: str
+    state: str
+    next_at: str | None
+    start_at: str
+    end_at: str | None
+    expires_s: float
     verified: bool = False

@@ -204,9 +204,15 @@ def test_what_the_host_does_not_enforce_is_refused() -> None:
     assert isinstance(admit(offer(job(grants=Grants(memory_bytes=1))), rules(), new, 1), Admitted)
 
 
-def test_a_job_with_a_secret_never_runs_without_it() -> None:
-    """There is no broker yet: refused, by name."""
-    decision = admit(offer(job(grants=Grants(secrets=(SecretGrant("KEY"),)))), rules(), new, 1)
-    assert isinstance(decision, Denial)
-    assert decision.reason == "broker_unavailable"
-    assert "KEY" in decision.message
+def test_a_proxied_secret_is_a_destination_too() -> None:
+    """It is refused where no network is enforced or the policy lists no such host; one without a host is no job."""
+    grants = Grants(secrets=(SecretGrant("KEY", "proxy", "a.example"),))
+    assert isinstance(admit(offer(job(grants=grants)), rules(), new, 1), Admitted)
+    bare = rules(enforcement=Enforcement("A", {"net HOST:PORT": "needs a network namespace"}))
+    assert reason(offer(job(grants=grants)), bare) == "unenforceable"
+    text = 'version = 1\n[[allow]]\ncommands = ["*"]\ntasks = ["*"]\nsecrets = ["*"]\nnet = ["b.example:443"]\n'
+    strict = rules(policy=parse(text))
+    assert reason(offer(job(grants=grants)), strict) == "policy"
+    denied = rules(policy=parse(text.replace("b.", "a.") + '[[deny]]\nnet = ["a.example:443"]\n'))
+    assert reason(offer(job(grants=grants)), denied) == "policy"
+    assert reason(offer(job(grants=Grants(secrets=(SecretGrant("KEY"),))))) == "bad_hash"

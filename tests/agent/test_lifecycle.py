@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from node_agent.containment.plan import Verdict
-from node_agent.lifecycle import Ending, conclude, may_retry
-from runner.wire.flow import RetryRule
+from node_agent.lifecycle import Ending, conclude, next_attempt_ms
+from runner.wire.flow import Backoff, RetryRule
 from runner.wire.states import END_STATES, FailReason, State, may_move, retryable
 from tests.agent.build import job
 
@@ -77,16 +79,61 @@ def test_the_detail_says_what_happened(verdict: Verdict, words: str) -> None:
     assert words in (conclude(verdict, "").detail or "")
 
 
+def again(ending: Ending, attempt: int = 1, rule: RetryRule = RetryRule(1), **more: object) -> int | None:  # noqa: B008 - frozen
+    """In how many ms the next attempt is due; ``more``: fields of the job, and what next_attempt_ms takes."""
+    named = {name: more.pop(name) for name in ("now_ms", "share", "asked_s") if name in more}
+    how = {"now_ms": 0, "share": 0.0, **named}
+    return next_attempt_ms(ending, job(retry=rule, **more), attempt, **how)  # type: ignore[arg-type]  # as above
+
+
 def test_a_retry_needs_a_retryable_end_and_attempts_left() -> None:
-    """Never after a kill or a refusal, never beyond the signed count, never at most once."""
+    """Never after a kill or a refusal, never beyond the signed count, never at most once, never after poison."""
     failed = Ending(State.FAILED, FailReason.EXIT)
-    spec = job(retry=RetryRule(1))
-    assert may_retry(failed, spec, 1)
-    assert not may_retry(failed, spec, 2)
-    assert not may_retry(failed, job(retry=RetryRule(1), at_most_once=True), 1)
-    assert not may_retry(Ending(State.KILLED, "kill"), spec, 1)
-    assert not may_retry(Ending(State.REFUSED, "policy"), spec, 1)
-    assert may_retry(Ending(State.LOST, "lease"), spec, 1)
+    assert again(failed) == 0
+    assert again(failed, 2) is None
+    assert again(failed, at_most_once=True) is None
+    assert again(Ending(State.KILLED, "kill")) is None
+    assert again(Ending(State.REFUSED, "policy")) is None
+    assert again(Ending(State.FAILED, FailReason.MEMORY_LIMIT)) is None
+    assert again(Ending(State.LOST, "lease")) == 0
+    assert again(Ending(State.LOST, "poison")) is None
+
+
+def test_reasons_can_be_named() -> None:
+    """retry_on allows the named reasons alone, never_on wins; an exception by its class, every loss by `lost`."""
+    failed, lost = Ending(State.FAILED, FailReason.EXIT), Ending(State.LOST, "node_lost")
+    raised = Ending(State.FAILED, FailReason.EXCEPTION, error_type="ValueError")
+    some = RetryRule(1, retry_on=("exception:ValueError", "lost"))
+    assert [again(each, rule=some) for each in (failed, lost, raised)] == [None, 0, 0]
+    none = RetryRule(1, retry_on=("exception",), never_on=("exception:ValueError",))
+    assert again(raised, rule=none) is None
+    assert again(dataclasses.replace(raised, error_type="OSError"), rule=none) == 0
+
+
+def test_backoff_grows_to_its_cap_and_jitter_takes_off() -> None:
+    """delay * factor ** (n - 1), at most the cap, less a random share; never an overflow."""
+    failed = Ending(State.FAILED, FailReason.EXIT)
+    rule = RetryRule(1000, Backoff(2.0, factor=3.0, max_delay_s=15.0, jitter=0.5))
+    assert [again(failed, n, rule) for n in (1, 2, 3, 1000)] == [2000, 6000, 15000, 15000]
+    assert again(failed, 1, rule, share=1.0) == 1000
+    assert again(failed, 1000, RetryRule(1000, Backoff(0.0, factor=100.0))) == 0
+
+
+def test_a_retry_that_would_come_too_late_is_none() -> None:
+    """An attempt after not_after could never start: the end that there is, is the job's last."""
+    failed, rule = Ending(State.FAILED, FailReason.EXIT), RetryRule(1, Backoff(10.0))
+    assert again(failed, 1, rule, not_after_ms=10_001) == 10_000
+    assert again(failed, 1, rule, not_after_ms=10_000) is None
+
+
+def test_a_task_may_ask_for_its_next_attempt() -> None:
+    """Retry(in_s=...) says when, whatever the reasons say, within the signed count; a kill still wins."""
+    raised = Ending(State.FAILED, FailReason.EXCEPTION, error_type="Retry")
+    rule = RetryRule(1, Backoff(10.0), never_on=("exception",))
+    assert again(raised, 1, rule) is None
+    assert again(raised, 1, rule, asked_s=2.5) == 2500
+    assert again(raised, 2, rule, asked_s=2.5) is None
+    assert again(Ending(State.KILLED, "kill"), 1, rule, asked_s=2.5) is None
 
 
 def test_end_states_are_final() -> None:

@@ -17,7 +17,7 @@ from runner.wire import grants as forms
 from tests.agent.build import job
 
 NOT_ASKED = forms.Grants()
-ASKED = forms.Grants(no_exec=True)
+ASKED = forms.Grants(no_exec=True, service=False)
 NO_OPTIONS = dict.fromkeys(("read", "write", "net", "secret", "memory", "cpus", "pids", "disk"))
 
 
@@ -26,7 +26,7 @@ def test_the_api_and_the_command_line_sign_the_same() -> None:
     assert Grants().to_wire() == NOT_ASKED
     assert Grants(exec=False).to_wire() == ASKED
     for no_exec, wanted in ((True, ASKED), (False, NOT_ASKED)):
-        assert build_grants(**NO_OPTIONS, no_exec=no_exec).to_wire() == wanted
+        assert build_grants(**NO_OPTIONS, no_exec=no_exec, service=False).to_wire() == wanted
 
 
 def test_the_plan_follows_the_grant() -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from node_agent.output import HEAD_BYTES, TAIL_BYTES, Capture, Chunk
+from node_agent.pipes import Pipes
 from tests.support.wait import await_until
 
 
@@ -33,8 +34,8 @@ async def _captured(
     for fd in (out_w, err_w):
         os.set_blocking(fd, True)
     hits: list[int] = []
-    sink = Sink()
-    capture = Capture((out, err), sink, limit_bytes=limit_bytes, on_limit=lambda: hits.append(1))
+    sink, pipes = Sink(), Pipes()
+    capture = Capture((out, err), sink, limit_bytes=limit_bytes, on_limit=lambda: hits.append(1), watch=pipes)
     await asyncio.get_running_loop().run_in_executor(None, write, out_w, err_w)
     os.close(err_w)
     if not hold:
@@ -42,6 +43,7 @@ async def _captured(
     await capture.finish()
     if hold:
         os.close(out_w)
+    pipes.close()
     return sink, capture, len(hits)
 
 
@@ -93,13 +95,46 @@ def test_output_is_stored_while_the_job_runs() -> None:
     async def check() -> None:
         out, out_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         err, err_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        sink = Sink()
-        capture = Capture((out, err), sink, limit_bytes=1 << 20, on_limit=lambda: None)
+        sink, pipes = Sink(), Pipes()
+        capture = Capture((out, err), sink, limit_bytes=1 << 20, on_limit=lambda: None, watch=pipes)
         os.write(out_w, b"early\n")
         await await_until(lambda: sink.text(1) == b"early\n", "the line is stored")
         os.close(out_w)
         os.close(err_w)
         await capture.finish()
         assert capture.evidence == "early\n"
+        pipes.close()
+
+    asyncio.run(check())
+
+
+def test_pipes_are_told_apart_and_forgotten() -> None:
+    """Each reader hears of its own pipe alone, of none after ``forget``, and a closed one leaves nothing behind."""
+
+    async def check() -> None:
+        pipes, heard = Pipes(), []
+        ends = [os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) for _ in range(3)]
+        before = len(os.listdir("/proc/self/fd"))
+
+        def reader(fd: int) -> None:
+            heard.append((fd, os.read(fd, 100)))
+            # Of two that are ready in the same look, the first one takes the second one away.
+            pipes.forget(ends[2][0] if fd == ends[1][0] else ends[1][0])
+
+        for near, _ in ends:
+            pipes.watch(near, reader)
+        os.write(ends[0][1], b"a")
+        await await_until(lambda: heard == [(ends[0][0], b"a")], "the first pipe is read")
+        os.write(ends[1][1], b"b")
+        os.write(ends[2][1], b"c")
+        await await_until(lambda: len(heard) == 2, "the third pipe is read, the second was forgotten")
+        assert heard[1] == (ends[2][0], b"c")
+        pipes.forget(ends[1][0])
+        pipes.close()
+        pipes.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+        for pair in ends:
+            for fd in pair:
+                os.close(fd)
 
     asyncio.run(check())

@@ -64,7 +64,8 @@ def test_a_path_prefix_is_no_parent() -> None:
     ("grants", "word"),
     [
         (Grants(net=(NetGrant("api.example.com", 443),)), "network destination"),
-        (Grants(secrets=(SecretGrant("KEY"),)), "secret KEY"),
+        (Grants(secrets=(SecretGrant("KEY", "get"),)), "secret KEY"),
+        (Grants(service=True), "--service"),
         (Grants(tools=("search",)), "tool search"),
         (Grants(memory_bytes=2 << 30), "memory"),
         (Grants(pids=10_000), "pids"),

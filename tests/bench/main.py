@@ -23,7 +23,7 @@ from typing import cast
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
-from tests.bench import bare, load, moulds, sides  # noqa: E402 - the project's root comes first
+from tests.bench import bare, load, moulds, proxied, sides, vaulted  # noqa: E402 - the project's root comes first
 from tests.bench.sides import Burst, Side  # noqa: E402 - as above
 from tests.support import valkey as stores  # noqa: E402 - as above
 
@@ -74,7 +74,7 @@ def main() -> int:
     wanted = parser.parse_args().rounds
     # Stock rq compiles its job's module once and keeps the result; a node's jobs can write none, so it is made here.
     compileall.compile_dir(HERE / "jobs", quiet=2)
-    rows = [*_without_queue()]
+    rows = [*_without_queue(), *_secrets(), *_vault()]
     with ExitStack() as stack:
         running = {name: stack.enter_context(each) for name, each in _contenders(stack).items()}
         rounds = _rounds(running, wanted)
@@ -180,6 +180,39 @@ def _alone(running: dict[str, Side]) -> list[Row]:
         Row("memory of an idle slot (PSS)", (wide - narrow) / 6, "MiB", ("<=", 6.0)),
         Row("memory of an idle node with 2 slots (PSS)", narrow, "MiB"),
     ]
+
+
+def _secrets() -> list[Row]:
+    cost = proxied.measure()
+    return [
+        Row("request to a host over TLS, p50", cost.direct_ms, "ms"),
+        Row("  added by a proxied secret", cost.proxied_ms - cost.direct_ms, "ms", ("<=", 0.5)),
+        Row("stream from a host over TLS", cost.direct_mb_s, "MB/s"),
+        Row("  with a proxied secret", cost.proxied_mb_s, "MB/s", (">=", 200.0)),
+    ]
+
+
+def _vault() -> list[Row]:
+    found = vaulted.measure()
+    agent = "" if found.sign_p50_ms else "ssh-agent, ssh-add and ssh-keygen are not installed"
+    echo = "" if found.echo_per_s else f"no aiohttp: set {vaulted.AIOHTTP_VARIABLE} to an interpreter that has it"
+    return [
+        Row(f"get of a secret, {vaulted.IDLE} idle jobs beside", found.get_per_s, "/s", (">=", 2000.0)),
+        Row("  p50", found.get_p50_ms, "ms"),
+        Row("  p99", found.get_p99_ms, "ms", ("<=", 2.0)),
+        Row("ed25519 signature of an ssh-agent, p50", found.sign_p50_ms, "ms", note=agent),
+        Row("get / signature, p50", _ratio(found.get_p50_ms, found.sign_p50_ms), "x", ("<=", 1.0)),
+        Row("list of a job's secrets", found.list_per_s, "/s"),
+        Row("echo of aiohttp over a unix socket", found.echo_per_s, "/s", note=echo),
+        Row("list / echo", _ratio(found.list_per_s, found.echo_per_s), "x", (">=", 1.7)),
+        Row(f"{vaulted.IDLE} leases dead after their process", found.revoked_ms, "ms", ("<=", 50.0)),
+        Row("redactor", found.redactor_mb_s, "MB/s", (">=", 40.0)),
+        Row("memory of the broker (RSS)", found.rss_mib, "MiB", ("<=", 30.0)),
+    ]
+
+
+def _ratio(one: float, other: float | None) -> float | None:
+    return one / other if other else None
 
 
 def _without_queue() -> list[Row]:

@@ -87,8 +87,8 @@ def test_wrong_calls_fail_before_anything_is_sent(fleet: Fleet) -> None:
         task.delay({1, 2})
     with pytest.raises(ValueTypeError, match=r"kwargs\.right"):
         task.delay(1, right=float("nan"))
-    with pytest.raises(UsageError, match="no option 'eta'"):
-        task.apply_async((1,), eta=5)  # type: ignore[call-arg]  # what a typo looks like at run time
+    with pytest.raises(UsageError, match="no option 'etta'"):
+        task.apply_async((1,), etta=5)  # type: ignore[call-arg]  # what a typo looks like at run time
     with pytest.raises(UsageError, match="list of words"):
         fleet.app.command("rm -rf /")
     with pytest.raises(UsageError):

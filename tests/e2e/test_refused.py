@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ from runner import keyring
 from runner.client import Client
 from runner.home import Home
 from runner.request import JobOptions, build
-from runner.scripts import payload
 from runner.signing import Signer, new_private
 from runner.wire import record
 from runner.wire.envelope import Domain
@@ -25,10 +24,11 @@ from tests.support.fleet import Fleet, running
 class Forger(Client):
     """A client that signs one job and sends another."""
 
-    def _packed(self, job: JobSpec) -> bytes:
-        signature = self.signer.sign(Domain.JOB, record.dumps(job))
-        other = dataclasses.replace(job, argv=("sh", "-c", f"echo forged > {(job.argv or ('',))[-1]}"))
-        return payload.pack(record.dumps(other), signature)
+    def _envelope(self, job: JobSpec) -> bytes:
+        return record.dumps(dataclasses.replace(job, argv=("sh", "-c", f"echo forged > {(job.argv or ('',))[-1]}")))
+
+    def _signed(self, envelopes: Sequence[bytes]) -> list[str]:
+        return [self.signer.sign(Domain.JOB, each.replace(b"echo forged", b"echo ran")) for each in envelopes]
 
 
 def client_of(fleet: Fleet, signer: Signer | None = None, kind: type[Client] = Client) -> Client:

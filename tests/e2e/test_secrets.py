@@ -7,10 +7,13 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from runner import App, Grants, JobFailed, JobRefused, Sealed, Secret, request, sealing
 from tests.support import fleet as fleets
 from tests.support.fleet import Fleet, processes_with
 from tests.support.wait import wait_until
@@ -34,6 +37,20 @@ def put(fleet: Fleet, name: str, value: str) -> None:
     file.write_text(value)
     wait_until(lambda: fleet.run("vault", "set", name, "--file", str(file)).returncode == 0, "the vault takes it")
     file.unlink()
+
+
+@contextmanager
+def ruled(fleet: Fleet, text: str) -> Iterator[None]:
+    """Put other rules in force while the block runs."""
+    rules = fleet.home / "vault-policy.toml"
+    before = rules.read_text()
+    rules.write_text(text)
+    try:
+        assert fleet.run("vault", "reload").returncode == 0
+        yield
+    finally:
+        rules.write_text(before)
+        assert fleet.run("vault", "reload").returncode == 0
 
 
 def test_env(vaulted: Fleet) -> None:
@@ -69,6 +86,54 @@ def test_get(vaulted: Fleet) -> None:
     assert VALUE not in failed.stdout + failed.stderr
 
 
+KILLING = """
+version = 1
+[[allow]]
+secrets = ["KEY"]
+tenants = ["*"]
+tasks = ["*"]
+commands = ["*"]
+modes = ["env", "get"]
+on_leak = "kill"
+"""
+
+
+def test_on_leak_kill(vaulted: Fleet) -> None:
+    """A job that shows the value ends at once, by output and by result, with one event that names the secret."""
+    mark = vaulted.work / "too late"
+    grants = Grants(secrets=(Secret("KEY", env="TOKEN"),), write=(str(vaulted.work),))
+    with ruled(vaulted, KILLING), App(home=vaulted.home) as app:
+        shown = app.command(["sh", "-c", f"echo so: $TOKEN; sleep 30; touch '{mark}'"], grants=grants)
+        quiet = app.command(["sh", "-c", 'printf %s "$TOKEN" | sha256sum'], grants=grants)
+        asked = Grants(secrets=(Secret("KEY", get=True),))
+        result = app.call("e2e_tasks:use_secret", ["KEY"], grants=asked, retries=2)
+        for job in (shown, result):
+            with pytest.raises(JobFailed) as failed:
+                job.result(timeout=25)
+            assert failed.value.reason == "secret_leaked"
+            assert VALUE not in str(failed.value) + b"".join(data for _, data in job.logs()).decode()
+        quiet.result(timeout=25)
+        assert b"".join(data for _, data in quiet.logs()).startswith(HASH.encode())
+        told = [event.detail for event in app.events() if event.type == "secret.leaked"]
+    assert not mark.exists()
+    for where in ("output", "result"):
+        assert told.count({"secret": "KEY", "where": where, "killed": True}) == 1
+
+
+def test_vault_37_a_neighbours_environment(vaulted: Fleet) -> None:
+    """While a job holds a value in its environment, the next one finds it in no process that it can see."""
+    look = "cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -c TOKEN; cat /proc/self/environ | grep -ac RINGFENCE_JOB"
+    with App(home=vaulted.home) as app:
+        holder = app.command(["sleep", "30"], grants=Grants(secrets=(Secret("KEY", env="TOKEN"),)))
+        try:
+            wait_until(lambda: holder.status().state == "running", "the holder runs")
+            looker = app.command(["sh", "-c", look])
+            looker.result(timeout=25)
+            assert b"".join(data for _, data in looker.logs()).split() == [b"0", b"1"]
+        finally:
+            holder.kill()
+
+
 def test_a_job_without_the_grant_has_nothing(vaulted: Fleet) -> None:
     """No variable, no file, no channel; and the next job of the slot finds nothing of the last one's."""
     command = "env; ls /run/secrets; ls -l /proc/self/fd; cat /proc/self/environ"
@@ -90,17 +155,10 @@ def test_an_unknown_secret_is_refused(vaulted: Fleet, name: str) -> None:
 
 def test_what_policy_denies_is_refused(vaulted: Fleet) -> None:
     """The broker's own rules have the last word; when they allow it again the same job runs."""
-    rules = vaulted.home / "vault-policy.toml"
-    before = rules.read_text()
-    rules.write_text("version = 1\n")
-    try:
-        assert vaulted.run("vault", "reload").returncode == 0
+    with ruled(vaulted, "version = 1\n"):
         done = vaulted.run("run", "--secret", "KEY:env=TOKEN", "--", "true")
         assert done.returncode == 125
         assert "secret_denied" in done.stderr
-    finally:
-        rules.write_text(before)
-        assert vaulted.run("vault", "reload").returncode == 0
     assert vaulted.run("run", "--secret", "KEY:env=TOKEN", "--", "true").returncode == 0
 
 
@@ -118,6 +176,58 @@ def test_without_a_broker(vaulted: Fleet) -> None:
     wait_until(
         lambda: vaulted.run("run", "--secret", "KEY:env=TOKEN", "--", "true").returncode == 0, "the next broker serves"
     )
+
+
+def test_attack_52_the_service(vaulted: Fleet) -> None:
+    """A tool that inherited nothing asks the broker on loopback: no value, no HTTP, and not unless the job asked."""
+    with App(home=vaulted.home) as app:
+        job = app.call("e2e_tasks:use_service", grants=Grants(secrets=(Secret("KEY", get=True),), service=True))
+        found = job.result(timeout=30)
+        with pytest.raises(JobFailed, match="RINGFENCE_SERVICE"):
+            app.call("e2e_tasks:use_service", grants=Grants(secrets=(Secret("KEY", get=True),))).result(timeout=30)
+    state = {"ok": True, "secrets": [{"name": "KEY", "state": "ready"}]}
+    assert found == {"told": [state, {"ok": False, "err": "denied"}], "http": b""}
+    bare = vaulted.run("run", "--service", "--", "sh", "-c", "echo $RINGFENCE_SERVICE")
+    assert bare.stdout == "127.0.0.1:3129\n"
+
+
+def test_sealed_values(vaulted: Fleet) -> None:
+    """Sealed arguments and variables arrive as they were; the envelope, the output and the result don't show them."""
+    sealed, raw = "sealed" + secrets.token_hex(12), secrets.token_bytes(20)
+    with App(home=vaulted.home) as app:
+        job = app.call("e2e_tasks:use_sealed", [Sealed(sealed)], {"more": {"raw": Sealed(raw)}})
+        found = job.result(timeout=30)
+        assert found == {
+            "token": hashlib.sha256(sealed.encode()).hexdigest(),
+            "raw": hashlib.sha256(raw).hexdigest(),
+            "value": "[secret:args/0]",
+        }
+        told = b"".join(data for _, data in job.logs())
+        assert told == b"the token is [secret:args/0]\n"
+        words = ["sh", "-c", 'printf %s "$TOKEN" | sha256sum; echo $TOKEN']
+        command = app.command(words, env={"TOKEN": Sealed(sealed)})
+        command.result(timeout=30)
+        told = b"".join(data for _, data in command.logs())
+        assert told.startswith(hashlib.sha256(sealed.encode()).hexdigest().encode())
+        assert told.endswith(b"[secret:env/TOKEN]\n")
+    texts = [path.read_bytes() for path in vaulted.home.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert any(b"sealed.released" in text for text in texts)
+    assert not any(sealed.encode() in text for text in texts)
+    if os.geteuid() == 0:
+        assert not holds(daemon(vaulted, "node_agent"), sealed.encode())
+
+
+def test_attack_02_a_ciphertext_in_an_own_envelope(vaulted: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied out of the store into another signed job it is refused before anything of that job runs."""
+    with App(home=vaulted.home) as app:
+        victim = request.build({}, task="e2e_tasks:use_sealed", args=[Sealed("the victim's value")])
+        copied = sealing.seal(victim, app.client().cards()).sealed
+        thief = request.build({}, task="e2e_tasks:use_sealed", args=[Sealed("")])
+        monkeypatch.setattr(sealing, "seal", lambda job, cards: replace(job, sealed=copied))
+        app.client().enqueue([thief])
+        with pytest.raises(JobRefused, match="sealed for another job") as refused:
+            app.job(thief.id).result(timeout=30)
+    assert refused.value.reason == "bad_signature"
 
 
 def test_the_value_is_nowhere_else(vaulted: Fleet) -> None:

@@ -38,7 +38,7 @@ from tests.agent.build import envelope, job, signer
 KEY: Final = signer()
 OPEN_TEXT: Final = (
     'version = 1\n[[allow]]\ncommands = ["*"]\ntasks = ["*"]\nread = ["*"]\nwrite = ["*"]\nnet = ["*"]\n'
-    'secrets = ["*"]\ntools = ["*"]\ntrusted = true\n'
+    'secrets = ["*"]\ntools = ["*"]\ntrusted = true\nservice = true\n'
 )
 OPEN: Final = parse(OPEN_TEXT)
 #: The same, but for one thing.
@@ -82,13 +82,14 @@ grants = st.builds(
     Grants,
     paths=paths,
     net=st.sampled_from(((), (), (NetGrant("api.example.com", 443),))),
-    secrets=st.sampled_from((*((),) * 7, (SecretGrant("KEY"),))),
+    secrets=st.sampled_from((*((),) * 3, (SecretGrant("KEY", "get"),))),
     tools=st.sampled_from((*((),) * 7, ("search",))),
     memory_bytes=st.none() | st.integers(1 << 20, 1 << 34),
     cpus=st.none() | st.sampled_from((0.5, 1.0, 4.0)),
     pids=st.none() | st.integers(1, 1000),
     disk_bytes=st.none() | st.integers(1 << 20, 1 << 34),
     no_exec=st.booleans(),
+    service=st.sampled_from((False, False, True)),
 )
 jobs = st.builds(
     lambda **fields: job(**fields),
@@ -145,7 +146,7 @@ def mounted(plan: Plan, spec: JobSpec) -> bool:
 ORACLE: Final[dict[str, Grant]] = {
     "paths": Grant(lambda g: bool(g.paths), openable, mounted),
     "net": Grant(lambda g: bool(g.net), lambda host, _: view(host), lambda *_: True),
-    "secrets": Grant(lambda g: bool(g.secrets), lambda *_: False, lambda *_: False),
+    "secrets": Grant(lambda g: bool(g.secrets), lambda host, _: view(host), lambda plan, _: plan.broker),
     "tools": Grant(lambda g: bool(g.tools), lambda *_: False, lambda *_: False),
     "memory_bytes": Grant(
         lambda g: g.memory_bytes is not None,
@@ -163,6 +164,7 @@ ORACLE: Final[dict[str, Grant]] = {
         lambda host, spec: view(host) and roomy(host, spec),
         lambda plan, spec: plan.disk_bytes == spec.grants.disk_bytes,
     ),
+    "service": Grant(lambda g: g.service, lambda host, _: view(host), lambda plan, _: plan.broker),
     "no_exec": Grant(lambda g: g.no_exec, lambda host, _: view(host), lambda plan, spec: not plan.allow_exec),
 }
 

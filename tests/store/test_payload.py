@@ -31,6 +31,22 @@ def test_what_is_packed_is_parsed(envelope: str, signature: str) -> None:
     assert found.envelope == envelope.encode("utf-8", "replace")
 
 
+@given(st.text(max_size=40), st.text(max_size=20), st.integers(0, 200), st.characters())
+def test_the_short_way_reads_what_the_strict_parser_reads(envelope: str, signature: str, at: int, other: str) -> None:
+    """The usual form is read without a parser; what that accepts, changed in any place, the parser reads the same."""
+    usual = zlib.decompress(
+        payload.pack(envelope.encode("utf-8", "replace"), signature.encode("utf-8", "replace").decode())
+    )
+    place = at % len(usual)
+    for text in (usual, usual[:place] + other.encode("utf-8", "replace") + usual[place + 1 :]):
+        quick = payload._usual(text)
+        if quick is not None:
+            *_, kwargs = json.loads(text)
+            assert (quick.envelope.decode(), quick.signature) == (kwargs["envelope"], kwargs["sig"])
+            assert payload.parse(zlib.compress(text)) == quick
+            assert set(kwargs) == {"envelope", "sig"}
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -34,6 +34,9 @@ JOB_UID = 1_900_000_500
 class Stand:
     """A home with a vault, and the broker's process."""
 
+    #: Words for the broker's command line.
+    options: tuple[str, ...] = ()
+
     def __init__(self, home: Path, secrets: dict[str, bytes], rules: str = OPEN_TO_ALL) -> None:
         home.chmod(0o700)
         self.home = home
@@ -53,7 +56,7 @@ class Stand:
         """Start the broker; returns when it serves."""
         with (self.home / "broker.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-m", "broker.vault", "--home", str(self.home)], stderr=log
+                [sys.executable, "-I", "-m", "broker.vault", "--home", str(self.home), *self.options], stderr=log
             )
         wait_until(self._serves, "the broker serves")
 

@@ -430,7 +430,7 @@ def test_output_is_scrubbed(own: Stand) -> None:
         async with leased(own, job) as client:
             pairs = [os.pipe() for _ in range(4)]
             (out_read, out), (err_read, err), (agent_out, to_out), (agent_err, to_err) = pairs
-            await client.streams(job.name, (out_read, err_read, to_out, to_err))
+            await client.streams(job.name, (out_read, err_read, to_out, to_err, to_err))
             for fd in (out_read, err_read, to_out, to_err, err, agent_err):
                 os.close(fd)
             os.write(out, b"the key is canary-one\n")
@@ -447,7 +447,7 @@ def test_output_is_scrubbed(own: Stand) -> None:
                 await client.clean("main-9.1", 0, 1)
 
     scene(work)
-    assert '"event":"secret.masked","attempt":"main-1.1","hits":1' in own.record()
+    assert '"event":"secret.masked","attempt":"main-1.1","hits":1,"names":["KEY"]' in own.record()
 
 
 def test_the_command_line_reaches_a_running_broker(own: Stand, capfd: pytest.CaptureFixture[str]) -> None:

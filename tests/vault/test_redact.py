@@ -76,6 +76,15 @@ def test_lines_of_a_key_file() -> None:
     assert out.endswith(b" y abc")
 
 
+def test_found_before_it_is_let_go() -> None:
+    """A value at the end of what was fed is held back, but known by name at once: who printed it can be stopped."""
+    redactor = Redactor({"KEY": b"canary-value", "OTHER": b"another-value"})
+    assert b"canary" not in redactor.feed(b"so: canary-value")
+    assert list(redactor.found) == ["KEY"]
+    assert redactor.finish().endswith(b"[secret:KEY]")
+    assert redactor.hits == 1
+
+
 def test_repr_shows_nothing() -> None:
     """A scrubber in a traceback does not show what it looks for."""
     assert "sk-" not in repr(Redactor({"KEY": VALUE}))

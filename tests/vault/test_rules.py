@@ -47,6 +47,7 @@ rules = st.builds(
     ttl_s=st.none() | st.floats(1, 1000),
     uses=st.none() | st.integers(1, 100),
     approve=st.booleans(),
+    on_leak=st.sampled_from(["redact", "kill"]),
 )
 asks = st.builds(
     Ask,
@@ -107,6 +108,9 @@ def test_what_is_asked_narrows() -> None:
         "version = 1\n[[allow]]\nsecrets = ['*']\ntenants = ['*']\ntasks = ['*']\nmodes = ['get']\nttl_s = nan",
         "version = 1\n[[allow]]\nsecrets = ['*']\ntenants = ['*']\ntasks = ['*']\nmodes = ['get']\nttls = 5",
         "version = 1\n[[deny]]\nsecrets = ['*']\ntenants = ['*']\ntasks = ['*']\nuses = 5",
+        "version = 1\n[[deny]]\nsecrets = ['*']\ntenants = ['*']\ntasks = ['*']\non_leak = 'kill'",
+        "version = 1\n[[allow]]\nsecrets = ['*']\ntenants = ['*']\ntasks = ['*']\nmodes = ['get']\non_leak = 'fail'",
+        "version = 1\n[[allow]]\nsecrets = ['*']\ntenants = ['*']\ntasks = ['*']\nmodes = ['get']\non_leak = true",
         "version = 1\nallow = 5",
         "version = 1\n[[allow]]\nsecrets = 'A'\ntenants = ['*']\ntasks = ['*']\nmodes = ['get']",
         "not toml [",
@@ -131,6 +135,13 @@ def test_a_deny_never_widens(known: list[Rule], more: Rule, ask: Ask) -> None:
     ordered = sorted([*known, replace(more, effect="deny")], key=lambda rule: rule.effect != "deny")
     after = decide(Rules(tuple(ordered)), ask)
     assert before.allowed or not after.allowed
+    if after.allowed:
+        assert (after.ttl_s, after.uses, after.approve, after.on_leak) == (
+            before.ttl_s,
+            before.uses,
+            before.approve,
+            before.on_leak,
+        )
 
 
 @given(st.lists(rules, max_size=5), asks, st.floats(1, 1000), st.integers(1, 100))

@@ -17,6 +17,8 @@ import pytest
 from tests.support.wait import wait_until
 
 VALUE = b"canary-value-0123456789"
+#: One whose rule ends the job.
+DIRE = b"canary-dire-0123456789"
 #: The uid that it takes on where that is possible.
 SCRUB_UID = 1_900_000_990
 
@@ -44,19 +46,27 @@ class Scrub:
 
     def streams(self, attempt: str) -> tuple[int, int, int, int]:
         """Put it between a job and an agent; returns the job's two write ends and the agent's two read ends."""
-        pairs = [os.pipe() for _ in range(4)]
-        (out_read, out), (err_read, err), (agent_out, to_out), (agent_err, to_err) = pairs
-        self.say(out_read, err_read, to_out, to_err, op="streams", attempt=attempt)
-        for fd in (out_read, err_read, to_out, to_err):
-            os.close(fd)
+        *ends, alarm = self.alarmed(attempt)
+        os.close(alarm)
+        out, err, agent_out, agent_err = ends
         return out, err, agent_out, agent_err
+
+    def alarmed(self, attempt: str) -> list[int]:
+        """Like `streams`, with the agent's end of the alarm as the fifth."""
+        pairs = [os.pipe() for _ in range(5)]
+        (out_read, out), (err_read, err), (agent_out, to_out), (agent_err, to_err), (heard, alarm) = pairs
+        self.say(out_read, err_read, to_out, to_err, alarm, op="streams", attempt=attempt)
+        for fd in (out_read, err_read, to_out, to_err, alarm):
+            os.close(fd)
+        return [out, err, agent_out, agent_err, heard]
 
 
 @pytest.fixture
 def scrub() -> Iterator[Scrub]:
     """A scrubber that knows one value of one attempt."""
     made = Scrub()
-    made.say(op="value", attempt="a.1", name="KEY", value=base64.b64encode(VALUE).decode())
+    made.say(op="value", attempt="a.1", name="KEY", value=base64.b64encode(VALUE).decode(), kill=False)
+    made.say(op="value", attempt="a.1", name="DIRE", value=base64.b64encode(DIRE).decode(), kill=True)
     yield made
     made.line.close()
     assert made.process.wait(10) == 0
@@ -80,7 +90,21 @@ def test_both_streams_are_clean(scrub: Scrub) -> None:
     text = read_all(agent_err)
     assert b"[secret:KEY]" in text
     assert text.endswith(b" plain\n")
-    assert [scrub.hear(), scrub.hear()] == [{"leak": "a.1", "hits": 1}] * 2
+    assert [scrub.hear(), scrub.hear()] == [{"leak": "a.1", "hits": 1, "names": ["KEY"]}] * 2
+
+
+def test_the_agent_hears_of_each_secret_once(scrub: Scrub) -> None:
+    """Before the masked bytes come: its name and whether the job is to end, never the value."""
+    out, err, agent_out, agent_err, heard = scrub.alarmed("a.1")
+    os.write(out, VALUE + b"\n" + DIRE + b"\n" + VALUE + b"." * 400)
+    assert os.read(agent_out, 14) == b"[secret:KEY]\n["
+    told = os.read(heard, 4096)
+    assert sorted(told.splitlines()) == [b'{"name": "DIRE", "kill": true}', b'{"name": "KEY", "kill": false}']
+    for fd in (out, err):
+        os.close(fd)
+    assert read_all(heard) == b""
+    for fd in (agent_out, agent_err):
+        read_all(fd)
 
 
 def test_another_jobs_stream_is_left_alone(scrub: Scrub) -> None:
@@ -133,7 +157,7 @@ def test_results(scrub: Scrub) -> None:
     source, target = os.memfd_create("in"), os.memfd_create("out")
     os.write(source, b'{"ok":"' + VALUE + b'"}')
     scrub.say(source, target, op="file", attempt="a.1", id=7)
-    assert scrub.hear() == {"file": 7, "hits": 1}
+    assert scrub.hear() == {"file": 7, "leaked": {"KEY": False}}
     assert os.pread(target, 100, 0) == b'{"ok":"[secret:KEY]"}'
     read_end, write_end = os.pipe()
     scrub.say(read_end, target, op="file", attempt="a.1", id=8)

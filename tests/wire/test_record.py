@@ -202,3 +202,22 @@ def test_a_command_out_of_bounds_is_refused(change: dict[str, object]) -> None:
     assert record.decode(Command, json.loads(json.dumps(good))).selector == Selector("all")
     with pytest.raises(RecordError):
         record.decode(Command, {**good, **change})
+
+
+@given(st.builds(Sample, TEXT, INTS, FLOATS, st.just("a"), st.just(Colour.RED), st.builds(Inner, TEXT, st.booleans())))
+def test_what_is_empty_may_be_left_out(sample: Sample) -> None:
+    """The bare form reads back as the same record, and lacks what is empty by default, and nothing else."""
+    full, bare = record.encode(sample), record.encode_bare(sample)
+    assert record.decode(Sample, bare) == sample
+    assert set(full) - set(bare) == {"many", "table"}
+    assert record.encode_bare(JobSpecDefaults()) == {"name": "x"}
+    assert record.encode_bare(JobSpecDefaults(inner=Inner("d", on=True)))["inner"] == {"name": "d", "on": True}
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpecDefaults:
+    """A record whose nested record has a default."""
+
+    name: str = "x"
+    inner: Inner = Inner("d")
+    words: tuple[str, ...] = ()

@@ -71,7 +71,7 @@ def test_a_lane_is_queue_and_sorted_needs(job: JobSpec) -> None:
     assert queue == job.queue
     assert set(needs.split(",")) - {""} == {f"{key}={value}" for key, value in job.labels.items()} | (
         {f"node={job.node}"} if job.node else set()
-    )
+    ) | ({"broker"} if job.needs_broker else set())
 
 
 @given(SPECS)

@@ -18,7 +18,8 @@ from contextlib import suppress
 from typing import Final
 
 from node_agent.containment.errors import SpawnError
-from node_agent.containment.moulds import End, pair
+from node_agent.containment.moulds import pair
+from node_agent.containment.orders import End
 from node_agent.containment.plan import Level
 from runner.wire import codec
 from runner.wire.codec import Json

@@ -88,7 +88,7 @@ def run(channel_fd: int, kit: Kit) -> NoReturn:
         plan = given.plan
         # The base environment names the places of a view; this process has none, and is this job's alone.
         bootstrap.BASE_ENVIRONMENT.update(HOME=given.workspace, TMPDIR=os.path.join(given.workspace, "tmp"))
-        bootstrap.main(plan.kind, plan.task_paths, plan.result_bytes)
+        os._exit(bootstrap.main(plan.kind, plan.task_paths, plan.result_bytes))
     finally:
         os._exit(EXIT_SETUP)
 

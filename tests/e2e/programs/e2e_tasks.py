@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import socket
 import subprocess
 import sys
 
 from runner import App, secret
+from runner.wire import service
 
 app = App()
 LIFETIME_S = 60
@@ -34,6 +38,36 @@ def use_secret(name: str, fail: bool = False) -> dict[str, str]:
     if fail:
         raise RuntimeError(f"it is {value.decode()}")
     return {"hash": hashlib.sha256(value).hexdigest(), "value": value.decode()}
+
+
+@app.task()
+def use_sealed(token: str, more: dict[str, object]) -> dict[str, str]:
+    """Return hashes of values that arrived sealed, and one of them, which must not get out."""
+    raw = more["raw"]
+    assert isinstance(raw, bytes)
+    sys.stdout.write(f"the token is {token}\n")
+    return {"token": hashlib.sha256(token.encode()).hexdigest(), "raw": hashlib.sha256(raw).hexdigest(), "value": token}
+
+
+@app.task()
+def use_service() -> dict[str, object]:
+    """Let a program without any inherited descriptor ask the service, and an HTTP client try to."""
+    host, _, port = os.environ[service.VARIABLE].partition(":")
+    program = (
+        "import json, os, socket, sys; from runner.wire import service\n"
+        "host, port = os.environ[service.VARIABLE].split(':'); line = socket.create_connection((host, int(port)), 5)\n"
+        "line.sendall(service.opening())\n"
+        "for op in ('status', 'get'):\n"
+        "    line.sendall(service.pack({'op': op, 'name': 'KEY'})); print(line.recv(4096)[4:].decode())\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, close_fds=True).stdout
+    line = socket.create_connection((host, int(port)), 5)
+    line.sendall(b"GET /get?name=KEY HTTP/1.1\r\nHost: x\r\n\r\n")
+    try:
+        cut = line.recv(4096)
+    except ConnectionResetError:
+        cut = b""
+    return {"told": [json.loads(text) for text in told.splitlines()], "http": cut}
 
 
 @app.task()

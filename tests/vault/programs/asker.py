@@ -10,11 +10,13 @@ import ctypes
 import json
 import os
 import socket
+import struct
 import sys
 
 NEW_USER_AND_PID = 0x3000_0000
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
+SCM_CREDENTIALS = 2
 
 
 def main() -> None:
@@ -31,8 +33,10 @@ def main() -> None:
             os.waitpid(pid, 0)
             return
         libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-    else:
+    elif "--told" not in sys.argv:
         tell(str(pid))
+    if "--told" in sys.argv:
+        tell('{"exec": true}')
     for line in sys.stdin:
         tell(obey(channel, line.rstrip("\n")))
 
@@ -49,7 +53,14 @@ def obey(channel: socket.socket, order: str) -> str:
     try:
         if word == "child":
             return _in_child(channel, rest)
-        if word == "grandchild":
+        if word == "exec":
+            os.set_inheritable(channel.fileno(), True)
+            words = [sys.executable, "-I", __file__, str(channel.fileno()), "--told"]
+            os.execv(sys.executable, words)  # noqa: S606 - the same process, another program
+        if word == "forge":
+            forged = struct.pack("iII", int(rest), os.getuid(), os.getgid())
+            channel.sendmsg([b'{"op":"list"}'], [(socket.SOL_SOCKET, SCM_CREDENTIALS, forged)])
+        elif word == "grandchild":
             return _in_child(channel, f"child {rest}")
         if word == "big":
             channel.send(b"x" * int(rest))

@@ -1,0 +1,126 @@
+"""HTTP to the host of a proxied secret: https from here on, with the header that the vault's rule names.
+
+Called by http.py, for plain requests and for those inside a TLS session that ends here. Must never send a value before
+the host is connected, checked and verified, in any place but that header, or without leave for this very request; and
+never follow a redirect (attack 15).
+
+Source: RFC 9110 sections 7.6.1, 9.3.8 (TRACE gives a request's headers back) and 12.5.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import h11
+
+from broker.egress.errors import BadRequestError, SecretRefusedError, UnreachableError
+from broker.egress.exchange import Headers, carry, passed
+from broker.egress.mask import Mask
+from broker.egress.rules import Destination
+from broker.egress.tls import Tls
+from broker.egress.visit import HEAD_TIMEOUT_S, Visit
+
+__all__ = ["Chain", "dressed", "one"]
+
+MAX_HEAD_BYTES: Final = 32 * 1024
+_HTTPS_PORT: Final = 443
+#: They answer with what they got.
+_ECHOING: Final = frozenset({b"TRACE", b"TRACK"})
+#: Answers must come as they are: what is compressed can't be looked through.
+_ENCODINGS: Final = b"accept-encoding"
+#: A kept connection that rested for longer may have been closed by the host just now.
+_REST_S: Final = 4.0
+
+
+@dataclass(slots=True)
+class Chain:
+    """The connection to a host that the next request of the same visit may take, too."""
+
+    host: Destination
+    far: Tls
+    server: h11.Connection
+    rested_s: float
+
+
+async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: Destination, path: str) -> None:
+    """Carry one request and its answer.
+
+    Raises:
+        EgressError: nothing was sent. OSError: the connection broke.
+    """
+    if request.method in _ECHOING:
+        raise BadRequestError("this method has no place where a secret is sent")
+    access = visit.access
+    if access is None or access.keys.closed:
+        raise SecretRefusedError("denied")
+    keys = access.keys
+    chain = await _chain(visit, host, access.trust)
+    try:
+        leave = await keys.use(host)
+    except SecretRefusedError as error:
+        visit.refuse(host, error)
+        raise
+    mask = Mask(leave.veil)
+    head = h11.Request(method=request.method, target=path, headers=dressed(list(request.headers), host, leave.headers))
+    visit.usage.keyed += 1
+    visit.keyed_now = True
+    try:
+        await chain.far.send(chain.server.send(head) or b"")
+        await carry(visit, client, chain.far, chain.server, mask)
+    finally:
+        visit.keyed_now = False
+        if mask.hits:
+            visit.usage.masked += mask.hits
+            keys.masked(mask.hits)
+    if _reusable(chain):
+        chain.server.start_next_cycle()
+        chain.rested_s = visit.now_s()
+        visit.chain = chain
+    else:
+        visit.leave()
+
+
+def dressed(headers: Headers, host: Destination, secrets: Sequence[tuple[bytes, bytes]]) -> Headers:
+    """Return the headers that a host gets: the job's own, but for those that the secrets are put into."""
+    named = f"[{host.host}]" if ":" in host.host else host.host
+    text = named if host.port == _HTTPS_PORT else f"{named}:{host.port}"
+    # Many servers read an underscore as the hyphen.
+    taken = {name.lower() for name, _ in secrets} | {_ENCODINGS}
+    own = [(name, value) for name, value in passed(headers) if name.lower().replace(b"_", b"-") not in taken]
+    return [(b"host", text.encode("ascii")), *own, (_ENCODINGS, b"identity"), *secrets]
+
+
+async def _chain(visit: Visit, host: Destination, trust: ssl.SSLContext) -> Chain:
+    """Return a verified connection to ``host``: the last one of this visit, or a new one."""
+    chain, visit.chain = visit.chain, None
+    if isinstance(chain, Chain):
+        if chain.host == host and chain.far.idle() and visit.now_s() - chain.rested_s < _REST_S:
+            return chain
+        visit.leave()
+    _, streams = await visit.reach(host.host, host.port)
+    far = Tls(streams, trust, host.host)
+    try:
+        async with asyncio.timeout(HEAD_TIMEOUT_S):
+            await far.greet()
+    except ssl.SSLError as error:
+        visit.leave()
+        raise UnreachableError(f"{host}: TLS failed: {_why(error)}") from None
+    except (OSError, TimeoutError):
+        visit.leave()
+        raise UnreachableError(f"{host}: no answer in TLS") from None
+    return Chain(host, far, h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES), visit.now_s())
+
+
+def _reusable(chain: Chain) -> bool:
+    server = chain.server
+    return server.our_state is h11.DONE and server.their_state is h11.DONE and not server.trailing_data[0]
+
+
+def _why(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message})"
+    return (error.reason or "no TLS").lower().replace("_", " ")

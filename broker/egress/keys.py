@@ -1,0 +1,184 @@
+"""The line of one attempt's door to the vault broker: leave for each request that is to carry a secret.
+
+Made by the door of an attempt with proxied secrets. Must never give a value for a request that the broker has not
+recorded, keep one longer than the broker said, or any when the line is gone: the broker shuts it when the lease ends.
+
+    door → broker   {"op": "use", "id", "host"} · {"op": "masked", "hits"}
+    broker → door   {"id", "ok": true, "keys": [{"name", "version", "header", "text", "value"}], "for_s"} (base64;
+                    text and value only the first time; for_s: when all must be forgotten) · {"id", "ok": false,
+                    "err": CODE} · {"op": "drop"}: forget all values
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from broker.egress.errors import SecretRefusedError
+from broker.egress.mask import Veil
+from broker.egress.rules import Destination
+from runner.wire import codec
+from runner.wire.codec import Json
+from runner.wire.errors import WireError
+
+__all__ = ["Held", "Keys", "Leave"]
+
+#: Longest wait for the broker: a restart of it takes less, and costs no request.
+ANSWER_S: Final = 5.0
+_MAX_RECORD_BYTES: Final = 256 * 1024
+#: After these there will be no other answer.
+_FINAL: Final = frozenset({"denied", "expired", "used-up"})
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One value, as it goes into a request: the header's name and whole text."""
+
+    name: str
+    header: bytes
+    text: bytes
+    value: bytes
+
+    def __repr__(self) -> str:
+        return f"Held({self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """What one request may carry, and what its answer must not."""
+
+    headers: tuple[tuple[bytes, bytes], ...]
+    veil: Veil
+
+
+class Keys:
+    """The values of one attempt. ``on_lost`` is called once, when the line ends."""
+
+    def __init__(self, end: socket.socket, on_lost: Callable[[], None]) -> None:
+        """``end`` is this object's from here on."""
+        self._end = end
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._held: dict[tuple[str, int], Held] = {}
+        self._leaves: dict[tuple[tuple[str, int], ...], Leave] = {}
+        self._waiting: dict[int, asyncio.Future[dict[str, Json]]] = {}
+        self._next = 0
+        self._timer: asyncio.TimerHandle | None = None
+        end.setblocking(False)
+        self._loop.add_reader(end, self._read)
+
+    def __repr__(self) -> str:
+        return f"Keys({len(self._held)} held)"
+
+    @property
+    def closed(self) -> bool:
+        """Whether the line is gone."""
+        return self._end.fileno() < 0
+
+    async def use(self, host: Destination) -> Leave:
+        """Return what one request to ``host`` carries; the broker has recorded it.
+
+        Raises:
+            SecretRefusedError: it may carry nothing now, or the broker does not answer.
+        """
+        self._next += 1
+        number = self._next
+        answer: asyncio.Future[dict[str, Json]] = self._loop.create_future()
+        self._waiting[number] = answer
+        try:
+            self._end.send(codec.dump({"op": "use", "id": number, "host": str(host)}))
+            async with asyncio.timeout(ANSWER_S):
+                reply = await answer
+        except (OSError, TimeoutError):
+            raise SecretRefusedError("unavailable") from None
+        finally:
+            self._waiting.pop(number, None)
+        if not reply.get("ok"):
+            if reply.get("err") in _FINAL:
+                self._forget()
+            raise SecretRefusedError(str(reply.get("err")))
+        try:
+            return self._leave(reply)
+        except (KeyError, TypeError, ValueError):
+            raise SecretRefusedError("unavailable") from None
+
+    def masked(self, hits: int) -> None:
+        """Have it recorded that a host gave values back."""
+        with suppress(OSError):
+            self._end.send(codec.dump({"op": "masked", "hits": hits}))
+
+    def close(self) -> None:
+        """Forget every value and the line. Idempotent."""
+        self._forget()
+        if self.closed:
+            return
+        self._loop.remove_reader(self._end)
+        self._end.close()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(SecretRefusedError("unavailable"))
+                answer.exception()  # the waiter may be gone already
+
+    def _leave(self, reply: dict[str, Json]) -> Leave:
+        entries = reply["keys"]
+        if not isinstance(entries, list) or not entries:
+            raise TypeError("no keys")
+        marks: list[tuple[str, int]] = []
+        for one in entries:
+            if not isinstance(one, dict):
+                raise TypeError("no key")
+            mark = (str(one["name"]), int(str(one["version"])))
+            if "value" in one:
+                text, value = (base64.b64decode(str(one[part])) for part in ("text", "value"))
+                self._held[mark] = Held(mark[0], str(one["header"]).encode("ascii"), text, value)
+                self._leaves.clear()
+            marks.append(mark)
+        for_s = reply.get("for_s")
+        if isinstance(for_s, int | float) and self._timer is None:
+            self._timer = self._loop.call_later(for_s, self._forget)
+        known = self._leaves.get(tuple(marks))
+        if known is None:
+            known = self._leaves[tuple(marks)] = _leave([self._held[mark] for mark in marks])
+        return known
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._held.clear()
+        self._leaves.clear()
+
+    def _read(self) -> None:
+        try:
+            data = self._end.recv(_MAX_RECORD_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        try:
+            record = codec.load(data, limit_bytes=_MAX_RECORD_BYTES) if data else None
+        except WireError:
+            record = None
+        if not isinstance(record, dict):
+            self.close()
+            self._on_lost()
+            return
+        number = record.get("id")
+        answer = self._waiting.get(number) if isinstance(number, int) else None
+        if record.get("op") == "drop":
+            self._forget()
+        elif answer is not None and not answer.done():
+            answer.set_result(record)
+
+
+def _leave(held: Sequence[Held]) -> Leave:
+    values = {one.name: one.value for one in held}
+    # With a user's name before it, the value's base64 form is another one.
+    texts = {f"{one.name}:sent": one.text.split(b" ")[-1] for one in held}
+    others = {name: text for name, text in texts.items() if text not in values.values()}
+    return Leave(tuple((one.header, one.text) for one in held), Veil(values | others))

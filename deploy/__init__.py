@@ -1,0 +1,1 @@
+"""What it takes to run Ringfence as services of a host."""

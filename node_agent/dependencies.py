@@ -1,0 +1,212 @@
+"""Port: redis, runner.signing, runner.trust. What the jobs that a job waited for have come to, by their nodes' word.
+
+Called by the supervisor, once such a job is admitted and before it is staged. Must never let a job run on the store's
+word that another one finished, and never pass a value on that its node did not sign (attacks 3, 4, 20): the other job's
+own envelope says, under a client's signature, who may speak of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from node_agent.admission import Denial
+from node_agent.errors import StoreAwayError
+from runner import signing, trust
+from runner.scripts import payload
+from runner.wire import codec, passing
+from runner.wire import schedule as schedules
+from runner.wire import spec as specs
+from runner.wire.card import NodeCard, TrustedKey
+from runner.wire.codec import Json
+from runner.wire.errors import WireError
+from runner.wire.flow import After
+from runner.wire.keys import Keys
+from runner.wire.passing import Failure
+from runner.wire.receipt import Outcome
+from runner.wire.spec import JobSpec
+from runner.wire.states import RefuseReason, State
+
+__all__ = ["Dependencies"]
+
+#: Jobs looked at in one round trip.
+BATCH: Final = 32
+CARDS_TTL_S: Final = 5.0
+_FIELDS: Final = ("rf_outcome", "rf_outcome_sig")
+#: As many values as these stand in JSON, or fewer.
+_SIGNS: Final = (b"[", b"{", b",")
+
+
+class _Unmet(Exception):
+    """A job that was waited for does not allow this one to run; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One job as the store shows it."""
+
+    data: bytes
+    outcome: bytes
+    signature: str
+
+
+class Dependencies:
+    """Looks at other jobs for one boot. ``trusted``: whose jobs this node takes, by label.
+
+    ``fleet``: the key that signs the fleet's cards; None = this home has none, and no job can be shown to have ended.
+    """
+
+    def __init__(self, client: Redis, keys: Keys, trusted: Mapping[str, TrustedKey], fleet: str | None) -> None:
+        self._client = client
+        self._keys = keys
+        self._trusted = trusted
+        self._fleet = fleet
+        self._cards: tuple[NodeCard, ...] = ()
+        self._cards_until = 0.0
+
+    async def settle(self, spec: JobSpec) -> JobSpec | Denial:
+        """Return the job with the results that its arguments ask for, or why it must not run. Raises StoreAwayError."""
+        if spec.after is None:
+            return spec
+        try:
+            ends = await self._ends(spec.after, spec.tenant)
+            wanted = passing.references((*cast("tuple[Json, ...]", spec.args), cast("Json", spec.kwargs)))
+            return await self._with_results(spec, wanted, ends) if wanted else spec
+        except _Unmet as error:
+            return Denial(RefuseReason.DEPENDENCY_FAILED, str(error), spec)
+        except RedisError as error:
+            raise StoreAwayError(f"the store failed ({type(error).__name__})") from error
+
+    async def _ends(self, after: After, tenant: str) -> dict[str, Outcome]:
+        if self._fleet is None:
+            raise _Unmet("this node's home has no keys/fleet.pub to check how other jobs ended: copy it there")
+        ends: dict[str, Outcome] = {}
+        for start in range(0, len(after.jobs), BATCH):
+            jobs = after.jobs[start : start + BATCH]
+            for job, found in zip(jobs, await self._read(jobs), strict=True):
+                outcome = await self._verified(job, tenant, found)
+                if outcome.state != State.FINISHED and after.failed != "run":
+                    why = f" ({outcome.reason})" if outcome.reason else ""
+                    raise _Unmet(
+                        f"job {job}, which this one waited for, ended {outcome.state}{why};"
+                        ' on_failure="run" lets it run all the same'
+                    )
+                ends[job] = outcome
+                # Each costs two signatures: the loop belongs to others in between (attack 41).
+                await asyncio.sleep(0)
+        return ends
+
+    async def _verified(self, job: str, tenant: str, found: _Found | None) -> Outcome:
+        """Return how a job ended, as a node signed it that may serve the job."""
+        if found is None:
+            raise _Unmet(f"the store knows no job {job} any more, which this one waited for: enqueue both again")
+        spec = self._signed_spec(found.data)
+        if spec is None or spec.id != job or spec.tenant != tenant:
+            raise _Unmet(f"job {job}, which this one waited for, is not signed by a key of this node's trust.toml")
+        lane = specs.lane_of(spec)
+        for fresh in (False, True):
+            cards = await self._fleet_cards(fresh=fresh)
+            outcome = trust.signed_outcome(cards, job, lane, found.outcome, found.signature)
+            if outcome is not None:
+                return outcome
+        raise _Unmet(f"no node that may serve job {job}, which this one waited for, has signed its end")
+
+    def _signed_spec(self, data: bytes) -> JobSpec | None:
+        try:
+            offer = payload.parse(data)
+            key = self._trusted.get(signing.signer_of(offer.signature))
+            if key is None or key.revoked or "enqueue" not in key.may:
+                return None
+            domain = schedules.domain_of(offer.occurrence)
+            if not signing.verify(key.public, domain, offer.envelope, offer.signature):
+                return None
+            spec = schedules.job_of(offer.envelope, offer.occurrence)
+        except WireError:
+            return None
+        return spec if "*" in key.tenants or spec.tenant in key.tenants else None
+
+    async def _with_results(self, spec: JobSpec, wanted: frozenset[str], ends: Mapping[str, Outcome]) -> JobSpec:
+        """Put each result, or what stands for it, where the signed arguments ask for it."""
+        values: dict[str, Json] = {}
+        left, values_left = passing.MAX_PASSED_BYTES, passing.MAX_PASSED_VALUES
+        for job in sorted(wanted):
+            outcome = ends.get(job)
+            if outcome is None:
+                raise _Unmet(f"the arguments ask for the result of {job}, for which this job does not wait")
+            if outcome.state != State.FINISHED:
+                told = Failure(job, outcome.state, outcome.reason, outcome.detail)
+                values[job] = passing.failure_form(told)
+                continue
+            data = await self._result(job, outcome)
+            left -= len(data)
+            values_left -= sum(map(data.count, _SIGNS))
+            if left < 0 or values_left < 0:
+                raise _Unmet(
+                    f"the results that this job is passed have more than {passing.MAX_PASSED_BYTES} bytes or"
+                    f" {passing.MAX_PASSED_VALUES} values: return paths instead of contents"
+                )
+            values[job] = codec.load(data)
+        args = tuple(passing.filled(cast("Json", arg), values) for arg in spec.args)
+        kwargs = cast("dict[str, object]", passing.filled(cast("Json", spec.kwargs), values))
+        try:
+            codec.dump([list(args), kwargs, 0])
+            return replace(spec, args=args, kwargs=kwargs)
+        except WireError as error:
+            raise _Unmet(f"a result can't stand where the arguments ask for it: {error}") from None
+
+    async def _result(self, job: str, outcome: Outcome) -> bytes:
+        entries = cast(
+            "list[tuple[bytes, dict[bytes, bytes] | None]]",
+            await _answer(self._client.xrevrange(self._keys.results(job), count=1)),
+        )
+        fields = entries[0][1] if entries else None
+        try:
+            data = base64.b64decode((fields or {}).get(b"return_value", b""), validate=True)
+        except (ValueError, binascii.Error):
+            data = b""
+        if outcome.result_sha256 is None or hashlib.sha256(data).hexdigest() != outcome.result_sha256:
+            raise _Unmet(f"the stored result of job {job} is not the one that its node signed")
+        return data
+
+    async def _read(self, jobs: Sequence[str]) -> list[_Found | None]:
+        """Read jobs; one whose payload is over the cap counts as unknown, and the payload is not fetched."""
+        keys = [self._keys.job(job) for job in jobs]
+        pipe = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipe.hstrlen(key, "data")
+        sizes = cast("list[int]", await _answer(pipe.execute()))
+        for key, size in zip(keys, sizes, strict=True):
+            pipe.hmget(key, [*_FIELDS, *(["data"] if 0 < size <= payload.MAX_DATA_BYTES else [])])
+        rows = cast("list[list[bytes | None]]", await _answer(pipe.execute()))
+        return [_found(row) for row in rows]
+
+    async def _fleet_cards(self, *, fresh: bool) -> tuple[NodeCard, ...]:
+        if fresh or time.monotonic() >= self._cards_until:
+            found = cast("dict[bytes, bytes]", await _answer(self._client.hgetall(self._keys.cards())))
+            now_ms = time.time_ns() // 1_000_000
+            cards = [trust.read_card(data, self._fleet or "", now_ms) for data in found.values()]
+            self._cards = tuple(card for card in cards if card is not None)
+            self._cards_until = time.monotonic() + CARDS_TTL_S
+        return self._cards
+
+
+def _found(row: Sequence[bytes | None]) -> _Found | None:
+    outcome, signature, *rest = row
+    data = rest[0] if rest else None
+    if data is None:
+        return None
+    return _Found(data, outcome or b"", (signature or b"").decode("utf-8", "replace"))
+
+
+async def _answer(call: Awaitable[object] | object) -> object:
+    """Redis' types leave it open whether a call is awaited."""
+    return await call if isinstance(call, Awaitable) else call

@@ -1,0 +1,73 @@
+-- Moves jobs whose time has come to their lanes, and says who of the callers keeps the time now.
+--
+-- KEYS   1 rf:due   2 rf:ticks   3 rf:leader
+-- ARGV   1  {rq, rf, member, lease, limit, ticks}
+--           member: NODE/BOOT of the caller, or another name that no other caller has; lease: milliseconds that the
+--           leadership lasts, 0 = give it up; limit: most jobs moved in this call; ticks: most schedules told
+-- REPLY  {moved, more, wait, leads, token, now, [TENANT/NAME, due, ...], leader}
+--        more: 1 = there is more to move now; wait: ms until the next job or schedule is due, -1 = none
+--        leads: 1 = the caller is the leader, under `token`; now: Redis TIME in ms; then for the leader the schedules
+--        that are due, with the score that a tick has to find unchanged (tick in enqueue.lua); leader: its name or ""
+-- RACE   a job is in rf:due and its lane's registry, or in its lane: the move is one step, so of two callers one moves
+--        it. A leadership that lapsed never comes back: its successor has another token, and a tick names the token.
+
+local LEAVES = doc.lease <= 0
+-- No leadership is longer: one that seems to be was taken before Redis TIME went back, and counts as lapsed.
+local LONGEST_MS = 60000
+
+local function move(id)
+  call('ZREM', KEYS[1], id)
+  local key = RQ .. 'job:' .. id
+  local found = #id <= 80 and string.match(id, '^[%w_-]+$') and fields(key, 'rf_state', 'origin', 'rf_task', 'rf_attempt')
+  if not found or found[1] ~= 'scheduled' then return 0 end
+  local lane = found[2] or ''
+  put('ZREM', RQ .. 'scheduled:' .. lane, id)
+  call('HSET', key, 'status', 'queued', 'rf_state', 'queued', 'enqueued_at', NOW_ISO)
+  put('RPUSH', RQ .. 'queue:' .. lane, id)
+  note('job.queued', id, whole(found[4] or '0') or 0, {detail = {queue = lane, task = found[3] or ''}})
+  wake(lane)
+  return 1
+end
+
+-- Who keeps the time: {leads, token, leader}.
+local function lead()
+  local held = fields(KEYS[3], 'member', 'until', 'token')
+  if not held then
+    call('DEL', KEYS[3])
+    held = {}
+  end
+  local token = whole(held[3] or nil) or 0
+  local lapses = whole(held[2] or nil) or 0
+  local lapsed = lapses <= NOW_MS or lapses > NOW_MS + LONGEST_MS
+  if held[1] == doc.member then
+    if LEAVES then
+      call('HSET', KEYS[3], 'until', '0')
+      return 0, token, ''
+    end
+  elseif LEAVES or not lapsed then
+    return 0, token, lapsed and '' or held[1]
+  end
+  -- A leadership that lapsed is a new one, also for the same member: it does not know what others did meanwhile.
+  if held[1] ~= doc.member or lapsed then token = token + 1 end
+  call('HSET', KEYS[3], 'member', doc.member, 'until', string.format('%d', NOW_MS + math.min(doc.lease, LONGEST_MS)),
+    'token', string.format('%d', token))
+  return 1, token, doc.member
+end
+
+local moved, more = 0, 0
+local now = string.format('%d', NOW_MS)
+local ids = call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, doc.limit)
+for _, id in ipairs(ids) do moved = moved + move(id) end
+if #ids == doc.limit then more = 1 end
+local leads, token, leader = lead()
+local ticks = {}
+if leads == 1 then ticks = call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'WITHSCORES', 'LIMIT', 0, doc.ticks) end
+
+local wait = -1
+local function consider(key)
+  local found = call('ZRANGEBYSCORE', key, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  if found[2] and (wait < 0 or tonumber(found[2]) - NOW_MS < wait) then wait = tonumber(found[2]) - NOW_MS end
+end
+consider(KEYS[1])
+consider(KEYS[2])
+return {moved, more, math.ceil(wait), leads, token, NOW_MS, ticks, leader}

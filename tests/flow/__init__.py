@@ -1,0 +1,1 @@
+"""Retries, dead letters, unique names, rates, concurrency limits and priorities."""

@@ -1,0 +1,1 @@
+"""Programs and tasks that e2e jobs run."""

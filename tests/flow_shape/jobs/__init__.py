@@ -1,0 +1,1 @@
+"""Task modules that the fleets of these tests import."""

@@ -1,0 +1,1 @@
+"""Snippets that type checkers read and nobody runs."""

@@ -1,0 +1,1 @@
+"""Tests of time: jobs put off, schedules, and who keeps the time."""
