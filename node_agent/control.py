@@ -20,6 +20,7 @@ from node_agent.deciding import Decider
 from node_agent.errors import StoreAwayError
 from node_agent.lanes import Lanes
 from node_agent.mail import Mail
+from node_agent.operating import Operator
 from node_agent.pausing import Holder, Order, Pauser, still_all
 from node_agent.records import Notary
 from node_agent.rq_store import Store
@@ -29,7 +30,7 @@ from node_agent.supervisor import Supervisor
 from runner import signing
 from runner.wire import ids, record
 from runner.wire.card import TrustedKey
-from runner.wire.command import MAX_COMMAND_BYTES, Command
+from runner.wire.command import MAX_COMMAND_BYTES, OPERATES, Command
 from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
 from runner.wire.keys import Keys
@@ -48,6 +49,7 @@ _RIGHTS: Final = {
     "resume": {"kill", "operate"},
     "approve": {"operate"},
     "deny": {"operate"},
+    **dict.fromkeys(OPERATES, {"operate"}),
 }
 BACKOFF_S: Final = (0.05, 2.0)
 #: How long a command waits for a claim that the store shows but the turn's answer has not brought yet, in seconds.
@@ -76,6 +78,7 @@ class Control:
         rules: Rules,
         sequences: Sequences,
         decider: Decider,
+        operator: Operator,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -88,6 +91,7 @@ class Control:
         self._sequences = sequences
         self._pauser = Pauser(notary, mail)
         self._decider = decider
+        self._operator = operator
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[tuple[str, str]] = set()
         self._again = True
@@ -99,12 +103,13 @@ class Control:
             try:
                 if self._again:
                     await self._join()
+                    await self._operator.learn()
                     self._again = False
                     await self._serve_left()
                 for entry in await self._read(dict.fromkeys(self._streams(), ">")):
                     self._serve(entry)
                 wait_s = BACKOFF_S[0]
-            except RedisError as error:
+            except (RedisError, StoreAwayError) as error:
                 log.warning("control waits, the store is away", extra={"error": str(error)})
                 self._again = True
                 await asyncio.sleep(wait_s)
@@ -187,6 +192,8 @@ class Control:
         # The signed word says what is to be done; where the entry stands must agree with it.
         if key is None or (command.op == "kill") == (why == b"pause"):
             log.warning("command refused", extra={"command": command.id, "job": job})
+        elif command.op in OPERATES:
+            await self._operator.carry_out(command, key)
         elif command.op in ("approve", "deny"):
             await self._decide(command, key)
         elif command.op != "kill":

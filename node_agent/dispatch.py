@@ -99,6 +99,8 @@ class Dispatcher:
         #: Set while the last turn found the lanes empty.
         self.dry = asyncio.Event()
         self._claiming = True
+        #: A turn is under way whose claims are not known yet.
+        self.turning = False
         self._crew: Crew | None = None
 
     @property
@@ -149,9 +151,11 @@ class Dispatcher:
             if turn is None:
                 continue
             self._sent_s = asyncio.get_running_loop().time()
+            self.turning = True
             try:
                 reply = await self._store.turn(turn)
             except StoreAwayError as error:
+                self.turning = False
                 log.warning("turn failed, the store is away", extra={"error": str(error), "wait_s": wait_s})
                 self._put_back(turn)
                 await asyncio.sleep(wait_s)
@@ -160,6 +164,7 @@ class Dispatcher:
                 continue
             wait_s = BACKOFF_S[0]
             self._apply(turn, reply)
+            self.turning = False
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until every finish was sent, at most ``timeout_s``; return whether that is so."""

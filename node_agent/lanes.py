@@ -29,6 +29,8 @@ class Lanes:
         self._priorities = False
         #: The broker does not answer: jobs that need one are left to other nodes.
         self.broker_away = False
+        #: Queues that an operator has suspended.
+        self.suspended: frozenset[str] = frozenset()
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -38,9 +40,12 @@ class Lanes:
     @property
     def open(self) -> tuple[str, ...]:
         """Every lane that is claimed from now."""
-        if not self.broker_away:
-            return self._known
-        return tuple(lane for lane in self._known if NEEDS_BROKER not in _needs(lane))
+        lanes = self._known
+        if self.suspended:
+            lanes = tuple(lane for lane in lanes if lane.partition("@")[0] not in self.suspended)
+        if self.broker_away:
+            lanes = tuple(lane for lane in lanes if NEEDS_BROKER not in _needs(lane))
+        return lanes
 
     def refresh(self, lanes: Iterable[str]) -> bool:
         """Take the names of all lanes; return whether the served ones changed."""

@@ -31,7 +31,7 @@ _MET: Final = {
 _SIGNALLED: Final = 128
 _MOST_SIGNALS: Final = 65
 
-Cause = Literal["", "kill", "time_limit", "pause_limit", "output_limit", "secret_leaked", "lease", "shutdown"]
+Cause = Literal["", "kill", "time_limit", "pause_limit", "output_limit", "secret_leaked", "lease", "shutdown", "drain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,8 @@ def _forced(verdict: Verdict, cause: Cause) -> Ending:
             return Ending(State.FAILED, FailReason.SECRET_LEAKED, detail=detail)
         case "lease":
             return Ending(State.LOST, "lease", detail="the node could not renew its lease; the job was stopped first")
+        case "drain":
+            return Ending(State.LOST, "drain", *_codes(verdict), detail="its node was drained, and its time was over")
         case "shutdown":
             return Ending(State.LOST, "shutdown", detail="the node agent was stopped while the job ran")
         case _:

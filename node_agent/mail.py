@@ -25,7 +25,7 @@ from node_agent.turns import Claim
 from runner.wire import record
 from runner.wire.envelope import Domain
 from runner.wire.keys import Keys
-from runner.wire.receipt import KillDone, PauseReceipt, Receipt
+from runner.wire.receipt import KillDone, NodeReceipt, PauseReceipt, Receipt
 
 __all__ = ["Mail"]
 
@@ -96,6 +96,12 @@ class Mail:
             payload = record.dumps(dataclasses.replace(receipt, signature=""))
             fields: dict[str, bytes | str | int] = {"paused": payload, "sig": receipt.signature}
             self._put(_Entry(self._keys.replies(receipt.command), fields, REPLY_TTL_S))
+
+    def operated(self, receipt: NodeReceipt) -> None:
+        """Answer an operator's order."""
+        payload = record.dumps(dataclasses.replace(receipt, signature=""))
+        fields: dict[str, bytes | str | int] = {"operated": payload, "sig": receipt.signature}
+        self._put(_Entry(self._keys.replies(receipt.command), fields, REPLY_TTL_S))
 
     def done(self, command_id: str, count: int) -> None:
         """Say that this node has carried out a selector's command for ``count`` jobs."""

@@ -126,6 +126,15 @@ class Run:
         if self.tree is not None:
             self._hard()
 
+    def give_up(self, cause: Cause, grace_s: float) -> None:
+        """End the attempt for the node's own reason: SIGTERM first if there is a grace, hard after it."""
+        if self.cause or self.tree is None or grace_s <= 0 or self.holders:
+            self.stop(cause)
+            return
+        self.cause = cause
+        self.tree.terminate()
+        self._grace = asyncio.get_running_loop().call_later(grace_s, self._hard)
+
     def begun(self, tree: Tree) -> None:
         """The sandbox stands; orders that came earlier act now."""
         self.tree = tree

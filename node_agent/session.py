@@ -23,7 +23,7 @@ from node_agent.containment.lower.slots import LOW_LEVELS, LowSlot
 from node_agent.containment.lower.workspace import Workspaces
 from node_agent.containment.slots import Slot, Zygote
 from node_agent.containment.uids import JobUids
-from node_agent.control import Control
+from node_agent.control import Control, judge
 from node_agent.deciding import Decider
 from node_agent.dependencies import Dependencies
 from node_agent.diskwatch import DiskWatch
@@ -38,6 +38,7 @@ from node_agent.ledger import Ledger
 from node_agent.local import LocalSocket
 from node_agent.localdesk import LocalDesk
 from node_agent.mail import Mail
+from node_agent.operating import Operator
 from node_agent.pausing import Pauser
 from node_agent.records import Notary, iso
 from node_agent.rq_store import Store
@@ -46,6 +47,7 @@ from node_agent.scheduler import Scheduler
 from node_agent.scheduler_store import TimeStore
 from node_agent.sequences import Sequences
 from node_agent.stage import Stage
+from node_agent.storecheck import faults, store_addresses
 from node_agent.supervisor import Supervisor, Tools
 from node_agent.vaultdesk import desk_of
 from node_agent.vaultnews import VaultNews
@@ -128,6 +130,7 @@ class Session:
         self._supervisor = Supervisor(self._tools(), self._dispatcher)
         self._dispatcher.serve(self._supervisor)
         self._closers.insert(0, self._supervisor.close)
+        self._operator = self._make_operator()
         self._heartbeat = self._make_heartbeat()
         self._local = LocalSocket(ground.home.sockets / settings.name, LocalDesk(self._supervisor, self._notary).handle)
         self._lanes.refresh(lanes)
@@ -154,6 +157,23 @@ class Session:
             self._vault.start()
             self._closers.append(self._vault.stop)
 
+    def _make_operator(self) -> Operator:
+        rules = self._ground.rules(self._report)
+        operator = Operator(
+            self._clients[3],
+            self._keys,
+            self._settings.node_home / "drained",
+            self._lanes,
+            self._dispatcher,
+            self._supervisor,
+            self._notary,
+            self._mail,
+            self._sequences,
+            lambda command, payload, signature: judge(command, payload, signature, rules, now_ms(), expires=False),
+        )
+        self._closers.insert(0, operator.close)
+        return operator
+
     def _make_heartbeat(self) -> Heartbeat:
         return Heartbeat(
             self._store.on(self._clients[1]),
@@ -167,11 +187,13 @@ class Session:
 
     def _fit(self) -> bool:
         """Whether jobs may be claimed now: the lease stands, and no kill waits for its proof."""
-        return not self._lease.lapsed() and self._supervisor.healthy and not self._watch.full
+        ready = not self._lease.lapsed() and not self._operator.draining
+        return ready and self._supervisor.healthy and not self._watch.full
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``. Raises LeaseLostError when a new boot is needed."""
-        zygote = self._zygote
+        zygote, operator, rules = self._zygote, self._operator, self._ground.rules(self._report)
+        await operator.learn()
         control = Control(
             self._clients[3],
             self._keys,
@@ -180,9 +202,10 @@ class Session:
             self._supervisor,
             self._mail,
             self._notary,
-            self._ground.rules(self._report),
+            rules,
             self._sequences,
             Decider(self._notary, self._mail, self._sequences, self._vault, self._news),
+            operator,
         )
         self._closers.insert(0, control.close)
         loops = [
@@ -318,7 +341,7 @@ class Session:
         self._mail.emit(None, self._notary.event(EventType.NODE_UP, detail=detail))
         for line in ground.swept:
             self._mail.emit(None, self._notary.event(EventType.NODE_SWEPT, detail={"what": line}))
-        for line in ground.notes:
+        for line in (*ground.notes, *(self._store_faults)):
             self._mail.emit(None, self._notary.event(EventType.NODE_DEGRADED, detail={"what": line}))
         ground.swept = ground.notes = ()
 
@@ -382,17 +405,11 @@ class Session:
     def _node_state(self) -> str:
         if not self._supervisor.healthy:
             return "unhealthy"
+        if self._operator.state:
+            return self._operator.state
         if self._watch.full:
             return "degraded(disk)"
         if self._heartbeat.degraded:
             return "degraded(store)"
         return "degraded(broker)" if self._lanes.broker_away else self._state
 
-
-def store_addresses(client: Redis) -> list[tuple[str, int]]:
-    """Return where the store is served over TCP: no net grant ever leads there (attack 12)."""
-    facts = client.connection_pool.connection_kwargs
-    if "path" in facts:
-        return []
-    # The client's own defaults, where the URL leaves one out.
-    return [(str(facts.get("host") or "localhost"), int(facts.get("port") or 6379))]

@@ -309,6 +309,9 @@ class Supervisor(Runs):
     ) -> tuple[Ending, Result | None]:
         if not run.cause and verdict.kind == "worker_died" and self._tools.era() != run.era:
             run.cause = "lease"
+        if run.cause == "drain" and not run.forced and verdict.kind == "exit" and verdict.code == 0:
+            # Told to end, it did so by itself and says that all is done: its own word counts.
+            run.cause = ""
         if spec.task is None:
             ending = lifecycle.conclude(verdict, run.cause)
             return ending, endings.command_result(ending)

@@ -53,9 +53,7 @@ class VaultNews:
     def leaked(self, spec: JobSpec, number: int, name: str, where: str, *, killed: bool) -> None:
         """A job's output or result held a value, which was masked; ``killed``: the job ends for it."""
         detail: dict[str, str | int | float | bool] = {"secret": name, "where": where, "killed": killed}
-        self._emit(
-            spec.tenant, self._notary.event(EventType.SECRET_LEAKED, job=spec.id, attempt=number, detail=detail)
-        )
+        self._emit(spec.tenant, self._notary.event(EventType.SECRET_LEAKED, job=spec.id, attempt=number, detail=detail))
 
     def decided(self, spec: JobSpec, number: int, name: str, *, approved: bool, by: str) -> None:
         """A person has decided from afar."""

@@ -5,6 +5,7 @@ node of the fleet in its own name (attack 21).
 
     entry of rf:rep:COMMAND   {receipt: bytes of a Receipt, sig}   {paused: bytes of a PauseReceipt, sig}
                               (signer set, signature empty)
+    {operated: bytes of a NodeReceipt, sig}                          the same
                               {done: bytes of a KillDone, sig}     a node's last word on a selector
 """
 
@@ -26,18 +27,19 @@ from runner.wire.card import NodeCard
 from runner.wire.command import COMMAND_TTL_S, Command, Selector
 from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
-from runner.wire.receipt import MAX_RECEIPT_BYTES, KillDone, PauseReceipt, Receipt
+from runner.wire.receipt import MAX_RECEIPT_BYTES, KillDone, NodeReceipt, PauseReceipt, Receipt
 
 __all__ = ["STEP_S", "Replies", "Reply", "SelectorKind", "command", "document", "selector", "speaks_for", "words"]
 
 SelectorKind = Literal["tag", "tenant", "queue", "node", "task", "secret", "group"]
-Reply = Receipt | PauseReceipt | KillDone
+Reply = Receipt | PauseReceipt | NodeReceipt | KillDone
 
 #: The store is asked for replies in steps of at most this.
 STEP_S: Final = 1.0
-_FORMS: Final[dict[str, type[Receipt] | type[PauseReceipt] | type[KillDone]]] = {
+_FORMS: Final[dict[str, type[Receipt] | type[PauseReceipt] | type[NodeReceipt] | type[KillDone]]] = {
     "receipt": Receipt,
     "paused": PauseReceipt,
+    "operated": NodeReceipt,
     "done": KillDone,
 }
 
@@ -55,7 +57,7 @@ def selector(kind: SelectorKind | Literal["all"], name: str = "") -> Selector:
 
 
 def command(
-    op: Literal["kill", "pause", "resume", "approve", "deny"],
+    op: Literal["kill", "pause", "resume", "approve", "deny", "drain", "undrain", "suspend", "unsuspend"],
     chosen: Selector,
     tenants: tuple[str, ...] | None,
     *,
@@ -64,6 +66,7 @@ def command(
     force: bool = False,
     secret: str | None = None,
     attempt: int | None = None,
+    checkpoint_s: float = 0.0,
 ) -> Command:
     """Return a command of now. Raises UsageError."""
     now_us = time.time_ns() // 1000
@@ -82,6 +85,7 @@ def command(
             sequence=0 if op == "kill" else now_us,
             secret=secret,
             attempt=attempt,
+            checkpoint_s=float(checkpoint_s),
         )
     except WireError as error:
         raise UsageError(str(error)) from None

@@ -37,7 +37,7 @@ from nacl.signing import SigningKey
 
 from runner.wire import record
 from runner.wire.envelope import Domain, signing_bytes
-from runner.wire.receipt import PauseReceipt, Receipt
+from runner.wire.receipt import NodeReceipt, PauseReceipt, Receipt
 
 __all__ = [
     "MOST_SHARED",
@@ -180,13 +180,13 @@ def _holds_shared(public: str, raw: bytes, root: bytes) -> bool:
     return _holds(public, raw, Domain.SHARED, root)
 
 
-def signed_receipt(signer: Signer, receipt: Receipt | PauseReceipt) -> tuple[bytes, str]:
+def signed_receipt(signer: Signer, receipt: Receipt | PauseReceipt | NodeReceipt) -> tuple[bytes, str]:
     """Return (bytes, signature) as they travel in a reply: signer set, signature field empty (see `verify_receipt`)."""
     payload = record.dumps(dataclasses.replace(receipt, signer=signer.key_id, signature=""))
     return payload, signer.sign(Domain.RECEIPT, payload)
 
 
-def verify_receipt(public: str, receipt: Receipt | PauseReceipt) -> bool:
+def verify_receipt(public: str, receipt: Receipt | PauseReceipt | NodeReceipt) -> bool:
     """Return whether a whole receipt (as ``kill --json`` printed it) carries the signature of ``public``."""
     payload = record.dumps(dataclasses.replace(receipt, signature=""))
     return receipt.signer == signer_of(receipt.signature) and verify(public, Domain.RECEIPT, payload, receipt.signature)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,10 +15,15 @@ from runner import keyring
 from runner.cli.options import HomeOption, JsonOption, RedisOption
 from runner.cli.output import print_json, print_line, print_table
 from runner.cli.site import site_of
+from runner.errors import UsageError
 from runner.keyring import KeyView
+from runner.request import parse_tags
 from runner.wire import ids
 
 __all__ = ["keys"]
+
+#: Isolation levels, the best first.
+LEVELS: Final = ("A", "B", "C", "D", "E", "F")
 
 keys = typer.Typer(name="keys", help="Make keys, show them, say whose count.", no_args_is_help=True)
 
@@ -83,6 +88,12 @@ def card(
         list[str] | None, typer.Option("--tenant", metavar="T", help="Repeat; default every one.")
     ] = None,
     queue: Annotated[list[str] | None, typer.Option("--queue", metavar="Q", help="Repeat; default every one.")] = None,
+    level: Annotated[
+        str, typer.Option("--level", metavar="A…F", help="The best isolation that it may claim; default B.")
+    ] = "B",
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="k=v", help="A label it may claim; repeat.")
+    ] = None,
     recipient: Annotated[
         str | None,
         typer.Option("--recipient", metavar="AGE1…", help="Its `vault recipient`: lets sealed arguments go there."),
@@ -92,8 +103,17 @@ def card(
 ) -> None:
     """Sign a node's card with the fleet key; prints the file to copy to the node."""
     place = site_of(context, home, redis).home
+    if level not in LEVELS:
+        raise UsageError(f"--level is one of {', '.join(LEVELS)}, not {level[:16]!r}")
     path: Path = keyring.issue_card(
-        place, node, public=public, tenants=tenant or ("*",), queues=queue or ("*",), recipient=recipient
+        place,
+        node,
+        public=public,
+        level=level,
+        tenants=tenant or ("*",),
+        queues=queue or ("*",),
+        labels=parse_tags(label) or None,
+        recipient=recipient,
     )
     print_line(str(path))
 

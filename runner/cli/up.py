@@ -108,7 +108,9 @@ def _run(fleet: _Fleet, children: Children, lock: int, recipient: str | None) ->
     if children.over():
         return
     for name in fleet.nodes:
-        keyring.issue_card(fleet.home, name, recipient=recipient)
+        # The best level that this user can reach; the agent serves no more than what it finds.
+        level = "A" if os.geteuid() == 0 else "B"
+        keyring.issue_card(fleet.home, name, level=level, recipient=recipient)
     agents = {name: children.start(_agent(fleet, name)) for name in fleet.nodes}
     _wait_ready(fleet, children, agents)
     if children.over():

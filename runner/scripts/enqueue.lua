@@ -104,10 +104,18 @@ local function defer(job, hash, life)
   return true
 end
 
+-- What a batch does to each lane and each list of recent jobs, written once at its end.
+local lanes, recents = {}, {}
+local function of(table, key)
+  table[key] = table[key] or {}
+  return table[key]
+end
+
 local replies = {}
+local before = call('INCRBY', KEYS[1], #doc.jobs) - #doc.jobs
 for i, job in ipairs(doc.jobs) do
-  local hash, lane, recent = KEYS[3 * i + 1], KEYS[3 * i + 2], KEYS[3 * i + 3]
-  local seq = call('INCR', KEYS[1])
+  local hash, lane, recent = KEYS[3 * i + 1], of(lanes, KEYS[3 * i + 2]), of(recents, KEYS[3 * i + 3])
+  local seq = before + i
   call('HSET', hash,
     'created_at', NOW_ISO, 'data', ARGV[i + 1],
     'success_callback_name', '', 'failure_callback_name', '', 'stopped_callback_name', '',
@@ -119,14 +127,13 @@ for i, job in ipairs(doc.jobs) do
     'rf_tenant', job.tenant, 'rf_task', job.task, 'rf_tags', job.tags,
     'rf_not_after', string.format('%d', job.not_after), 'rf_retries', string.format('%d', job.retries),
     'rf_once', string.format('%d', job.once))
-  call('SADD', KEYS[3], lane)
-  call('SADD', KEYS[2], job.lane)
-  put('ZADD', recent, string.format('%d', seq), job.id)
-  call('ZREMRANGEBYRANK', recent, 0, -10001)
+  lane.name = job.lane
+  recent[#recent + 1] = string.format('%d', seq)
+  recent[#recent + 1] = job.id
   -- The list of recent jobs lives as long as the longest-lived job in it may.
   local wait = math.ceil((job.not_after - NOW_MS) / 1000)
   local life = math.min(math.max(wait, 0), MAX_WAIT_S) + doc.ttl
-  if call('TTL', recent) < life then call('EXPIRE', recent, string.format('%d', life)) end
+  recent.life = math.max(recent.life or 0, life)
   if job.not_after - NOW_MS > USUAL_LIFE_MS and job.not_after > (tonumber(pcall_('GET', RF .. 'horizon') or nil) or 0) then
     call('SET', RF .. 'horizon', string.format('%d', job.not_after), 'EX', string.format('%d', life))
   end
@@ -145,10 +152,23 @@ for i, job in ipairs(doc.jobs) do
     to_scheduled(job.id, hash, job.lane, job.due)
     note('job.scheduled', job.id, 0, {detail = {queue = job.lane, task = job.task, due_ms = job.due}})
   else
-    put('RPUSH', lane, job.id)
+    lane[#lane + 1] = job.id
     note('job.queued', job.id, 0, {detail = {queue = job.lane, task = job.task}})
-    wake(job.lane)
   end
   replies[i] = seq
+end
+
+for key, lane in pairs(lanes) do
+  call('SADD', KEYS[3], key)
+  call('SADD', KEYS[2], lane.name)
+  if #lane > 0 then
+    put('RPUSH', key, unpack(lane))
+    wake(lane.name, #lane)
+  end
+end
+for key, recent in pairs(recents) do
+  put('ZADD', key, unpack(recent))
+  call('ZREMRANGEBYRANK', key, 0, -10001)
+  if call('TTL', key) < recent.life then call('EXPIRE', key, string.format('%d', recent.life)) end
 end
 return replies

@@ -95,11 +95,16 @@ local function note(kind, id, attempt, more)
   emit(tenant_of(id), cjson.encode(event), '')
 end
 
-local function wake(lane)
+local WAKE_MAX = 64
+local ONES = {}
+local function wake(lane, count)
   local key = RF .. 'wake:' .. lane
-  put('LPUSH', key, '1')
-  call('LTRIM', key, 0, 63)
-  call('EXPIRE', key, 60)
+  count = math.min(count or 1, WAKE_MAX)
+  for i = #ONES + 1, count do ONES[i] = '1' end
+  local length = put('LPUSH', key, unpack(ONES, 1, count))
+  if length > WAKE_MAX then call('LTRIM', key, 0, WAKE_MAX - 1) end
+  -- Who looks for work looks every second anyway: what is left of an older list may go with its time.
+  if length <= count then call('EXPIRE', key, 60) end
 end
 
 -- A stored kill is "SIGNATURE COMMAND", in a cutoff table with "SEQ " before it.

@@ -12,11 +12,13 @@ from typing import Final, Literal
 
 from runner.wire.errors import RecordError
 
-__all__ = ["COMMAND_TTL_S", "MAX_COMMAND_BYTES", "Command", "Selector"]
+__all__ = ["COMMAND_TTL_S", "MAX_COMMAND_BYTES", "OPERATES", "Command", "Selector"]
 
 #: A command is void after this time, in seconds.
 COMMAND_TTL_S: Final = 3600
 MAX_COMMAND_BYTES: Final = 16 * 1024
+#: Orders to nodes, not to jobs, and what each of them names.
+OPERATES: Final = {"drain": "node", "undrain": "node", "suspend": "queue", "unsuspend": "queue"}
 VERSION: Final = 1
 
 
@@ -46,10 +48,11 @@ class Command:
 
     ``sequence`` orders the pauses and resumes of one key: Unix microseconds, always growing; 0 for a kill, which may be
     repeated. ``secret`` and ``attempt``: what an approve or a deny decides on, and for which attempt of the one job.
+    A drain with ``force`` ends what still runs after ``grace_s``: by SIGTERM, and ``checkpoint_s`` later for good.
     """
 
     id: str
-    op: Literal["kill", "pause", "resume", "approve", "deny"]
+    op: Literal["kill", "pause", "resume", "approve", "deny", "drain", "undrain", "suspend", "unsuspend"]
     selector: Selector
     issued_at_ms: int
     expires_at_ms: int
@@ -62,6 +65,7 @@ class Command:
     sequence: int = 0
     secret: str | None = None
     attempt: int | None = None
+    checkpoint_s: float = 0.0
     v: int = VERSION
 
     def __post_init__(self) -> None:
@@ -74,7 +78,10 @@ class Command:
             raise RecordError("a decision names a secret and an attempt, nothing else does", path="secret")
         if decides and self.selector.kind != "job":
             raise RecordError("a decision is for one job", path="selector")
-        if not 0 <= self.grace_s <= 86_400:
+        kind = OPERATES.get(self.op)
+        if kind is not None and self.selector.kind != kind:
+            raise RecordError(f"{self.op} names one {kind}", path="selector")
+        if not 0 <= self.grace_s <= 86_400 or not 0 <= self.checkpoint_s <= 86_400:
             raise RecordError("grace is 0 to 86,400 seconds", path="grace_s")
         if len(self.reason) > 1024 or len(self.by) > 256:
             raise RecordError("a reason has at most 1,024 characters", path="reason")

@@ -38,6 +38,9 @@ class EventType(StrEnum):
     NODE_UNHEALTHY = "node.unhealthy"
     NODE_HEALTHY = "node.healthy"
     NODE_SWEPT = "node.swept"
+    NODE_DRAINING = "node.draining"
+    NODE_DRAINED = "node.drained"
+    NODE_UNDRAINED = "node.undrained"
     CHANNEL_VIOLATION = "channel.violation"
 
 

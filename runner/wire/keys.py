@@ -22,6 +22,7 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     rf:cut, rf:cut:<tenant>  hash    8 d after the newest, or    kill.lua; selector -> "SEQ SIG COMMAND", "#" -> changes
                                      1 d after the horizon
     rf:ctl:<node>, rf:ctl:all stream MINID of expired commands   kill.lua, pause.lua; command, sig, why, job
+    rf:suspended             hash    owner: operators            pause.lua; queue -> "SIG COMMAND" that suspended it
     rf:rep:<command>         stream  1 h                         agents
     rf:ev:<tenant>           stream  ~100,000 entries, 30 d      scripts (sig empty), agents; event, sig
     rf:ev:-nodes             stream  ~100,000 entries, 30 d      agents (node events; "-" is no tenant)
@@ -61,6 +62,7 @@ PERMANENT: Final = (
     "rf:cards",
     "rf:doomed",
     "rf:ctl:*",
+    "rf:suspended",
 )
 
 
@@ -143,6 +145,10 @@ class Keys:
     def control(self, node: str | None = None) -> str:
         """The command stream of one node, or of all."""
         return f"{self.rf}ctl:{node or 'all'}"
+
+    def suspended(self) -> str:
+        """Queues that nobody claims from until they are unsuspended."""
+        return f"{self.rf}suspended"
 
     def replies(self, command_id: str) -> str:
         """Answers to one command."""

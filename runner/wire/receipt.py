@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["MAX_RECEIPT_BYTES", "KillDone", "Outcome", "PauseReceipt", "Receipt"]
+__all__ = ["MAX_RECEIPT_BYTES", "KillDone", "NodeReceipt", "Outcome", "PauseReceipt", "Receipt"]
 
 MAX_RECEIPT_BYTES: Final = 16 * 1024
 
@@ -84,6 +84,32 @@ class PauseReceipt:
     method: str = "none"
     level: str = ""
     took_ms: float = 0.0
+    reason: str = ""
+    by: str = ""
+    signer: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReceipt:
+    """What a drain, undrain, suspend or unsuspend did on one node.
+
+    ``done``: it holds from now on: nothing more is claimed (``busy`` jobs still run; ``handed_back`` had not started and
+    went back to their lanes), or is claimed again. A drain is answered a second time when nothing runs any more.
+    ``refused``: the key may not order this, or a later order came first. ``unknown``: no such node. ``unconfirmed``:
+    no answer came. ``state``: the node's, as `nodes` shows it. Signed like a Receipt.
+    """
+
+    command: str
+    op: Literal["drain", "undrain", "suspend", "unsuspend"]
+    outcome: Literal["done", "refused", "unknown", "unconfirmed"]
+    state: str
+    done_at: str
+    nonce: str
+    node: str = ""
+    boot: str = ""
+    busy: int = 0
+    handed_back: int = 0
     reason: str = ""
     by: str = ""
     signer: str = ""

@@ -294,7 +294,7 @@ print("STREAM", "".join(part.choices[0].delta.content or "" for part in parts))
 def test_real_agents(site: Site, name: str, scheme: str) -> None:
     """They start with a stand-in for their key, and the model's server gets the real one with each request."""
     python = os.environ.get(AGENTS)
-    if python is None:
+    if not python:
         pytest.skip(f"{AGENTS} names no interpreter with mini-swe-agent, pydantic-ai and openai")
     count = len(site.web.asked)
     folder = site.fleet.work / f"{name}-{scheme}"

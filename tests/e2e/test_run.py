@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runner import App
 from tests.support.fleet import Fleet, processes_with
 from tests.support.wait import wait_until
 
@@ -30,6 +31,13 @@ def test_a_job_that_kills_itself_failed_and_was_not_killed(fleet: Fleet) -> None
     assert done.returncode == 137
     view = json.loads(done.stdout)
     assert (view["state"], view["reason"], view["signal"]) == ("failed", "signal", 9)
+
+
+def test_the_level_that_is_asked_for_is_believed(fleet: Fleet) -> None:
+    """A job that asks for the level of this machine ends with a signed outcome that the client accepts."""
+    level = json.loads(fleet.run("nodes", "--json").stdout)[0]["level"]
+    with App(home=fleet.home) as app:
+        assert app.command(["true"], min_level=level).outcome(20).state == "finished"
 
 
 def test_a_time_limit_is_124(fleet: Fleet) -> None:

@@ -161,7 +161,7 @@ def test_scenario_a_s01_nowhere_in_stores_and_lists(site: Site) -> None:
     assert "got [secret:KEY]" in text
     assert CANARY not in text
     password = urllib.parse.urlsplit(keyring.load_client(Home(site.fleet.home)).redis_url).password
-    shown = [site.fleet.run(*words) for words in (("doctor",), ("vault", "audit"))]
+    shown = [site.fleet.run(*words) for words in (("nodes",), ("vault", "audit"))]
     assert not any(CANARY in one.stdout + one.stderr for one in shown)
     assert password is None or not any(password in one.stdout + one.stderr for one in shown)
 
