@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo-env demo test check format bench endurance units lock clean
+.PHONY: help env demo-env demo test check format bench endurance acl units lock clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -42,6 +42,8 @@ endurance: env ## 500 kills of hostile trees, 250 agents killed, 5,000 jobs on 6
 	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -p no:cacheprovider -m endurance tests/security
 	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -p no:cacheprovider -k crash_at_this_step tests/e2e/test_crash.py
 
+acl: env ## the store's users into deploy/redis/users.acl, as committed: one tenant and one node
+	@$(BIN)/python -m deploy.users --tenant acme --node node-1 > deploy/redis/users.acl
 units: env ## systemd units of this host into build/units (OPTIONS="--home DIR --name NODE --user USER")
 	@$(BIN)/python -m deploy.units --out build/units $(OPTIONS)
 

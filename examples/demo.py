@@ -1,4 +1,4 @@
-"""A fleet of two nodes, a coding agent, a runaway that is killed with proof, and a refusal. Run by `make demo`.
+"""A fleet of two nodes, a coding agent, a runaway killed with proof, a refusal, a secret in use. Run by `make demo`.
 
 Works as root and as an ordinary user, needs no network and ends by itself. Everything it makes lies in one temporary
 folder, which is gone afterwards.
@@ -6,6 +6,8 @@ folder, which is gone afterwards.
 
 from __future__ import annotations
 
+import hmac
+import json
 import os
 import secrets
 import shutil
@@ -14,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from redis import Redis
 
 HERE = Path(__file__).resolve().parent
 RINGFENCE = (sys.executable, "-I", "-m", "runner.cli")
@@ -25,6 +29,22 @@ AGENT_ENVIRONMENT = HERE.parent / ".venv-demo"
 READY_S = 60.0
 STEP_S = 60.0
 RUNAWAYS = 4
+#: A job that proves the secret in its variable TOKEN without showing it, shows it all the same, and stays for a while.
+PROVER = """
+import hashlib, hmac, os, sys, time
+print("proof", hmac.new(os.environb[b"TOKEN"], sys.argv[1].encode(), hashlib.sha256).hexdigest())
+print("and shown:", os.environ["TOKEN"], flush=True)
+time.sleep(60)
+"""
+PLACES = ("the store", "the fleet's files and logs", "the process list", "the agents' memory")
+READ: dict[bytes, Callable[[Redis, bytes], object]] = {
+    b"string": lambda store, key: store.get(key),
+    b"hash": lambda store, key: store.hgetall(key),
+    b"list": lambda store, key: store.lrange(key, 0, -1),
+    b"set": lambda store, key: store.smembers(key),
+    b"zset": lambda store, key: store.zrange(key, 0, -1),
+    b"stream": lambda store, key: store.xrange(key),
+}
 #: What the agent prints around its steps; left out to keep the demo short.
 CHATTER = ("<", "System:", "User:", "You fix code.", "Warning:", "Building agent", "Exit:", "Saved trajectory")
 #: Temporary folders with longer names leave no room for the sockets of a home.
@@ -41,11 +61,11 @@ class Fleet:
     repository: Path
     program: Path
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run one command of Ringfence to its end and return what it printed."""
+    def run(self, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        """Run one command of Ringfence to its end, ``given`` on its stdin, and return what it printed."""
         return subprocess.run(
             [*RINGFENCE, "--home", str(self.home), *words],
-            stdin=subprocess.DEVNULL,
+            input=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -82,6 +102,7 @@ def main() -> int:
             work(fleet)
             stop(fleet)
             refuse(fleet)
+            keep(fleet)
     step("Done: the fleet is down, and the demo's folder is gone.")
     return 0
 
@@ -145,6 +166,58 @@ def refuse(fleet: Fleet) -> None:
     code = fleet.stream("run", "--read", "/etc", "--", "cat", "/etc/shadow")
     expect(code == 125, f"the job should have been refused, the exit code is {code}")
     step(f"   exit code {code}: refused before a byte of it ran")
+
+
+def keep(fleet: Fleet) -> None:
+    """Let a job use a secret, and look for it, while the job runs, where a queue's secrets usually are."""
+    step("4. A job uses a secret that was stored by `vault set` from stdin; meanwhile it is looked for:")
+    value, word = f"canary-{secrets.token_hex(12)}", f"public-{secrets.token_hex(4)}"
+    stored = fleet.run("vault", "set", "DEMO", given=value)
+    job = fleet.run("run", "--detach", "--secret", "DEMO:env=TOKEN", "--", "python3", "-c", PROVER, word).stdout.strip()
+    proof = hmac.new(value.encode(), word.encode(), "sha256").hexdigest()
+    deadline = time.monotonic() + STEP_S
+    while "and shown:" not in (told := fleet.run("logs", job).stdout) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    expect(stored.returncode == 0 and f"proof {proof}" in told, f"the job should have proved the secret: {told}")
+    show(told.replace(proof, f"{proof[:16]}… (right)"))
+    expect(value not in told, "the job's output shows the secret")
+    public = dict.fromkeys(PLACES, False)
+    for place, data in places(fleet):
+        expect(value.encode() not in data, f"the secret is in {place}")
+        public[place] |= word.encode() in data or job.encode() in data
+    fleet.run("kill", job)
+    expect(all(public.values()), f"the search should find the job's public words everywhere: {public}")
+    step(f"   the secret's value: not in {', '.join(PLACES)}")
+    step("   the job's public words, its argument and its id: found in each of them by the same search")
+
+
+def places(fleet: Fleet) -> Iterator[tuple[str, bytes]]:
+    """Yield what each of PLACES holds, in pieces."""
+    dump, files, listed, agents = PLACES
+    with Redis.from_url(json.loads((fleet.home / "client.json").read_text())["redis_url"]) as store:
+        for key in store.scan_iter(count=1000):
+            yield dump, b"%b = %b" % (key, repr(READ[store.type(key)](store, key)).encode())
+    for path in fleet.folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            yield files, path.read_bytes()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes()
+            yield listed, words
+            if b"node_agent" in words.split(b"\0") and bytes(fleet.home) in words:
+                yield from ((agents, part) for part in memory_of(entry))
+
+
+def memory_of(process: Path) -> Iterator[bytes]:
+    """Yield what a process has in memory that it can write."""
+    with (process / "maps").open("rb") as maps, (process / "mem").open("rb", 0) as memory:
+        for line in maps:
+            where, rights = line.split()[:2]
+            start, end = (int(part, 16) for part in where.split(b"-"))
+            if rights.startswith(b"rw"):
+                memory.seek(start)
+                with suppress(OSError):
+                    yield memory.read(end - start)
 
 
 def prepare(fleet: Fleet) -> None:

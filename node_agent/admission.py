@@ -16,6 +16,7 @@ from typing import Final
 from node_agent import policy as policies
 from node_agent.policy import Policy
 from runner import signing
+from runner.wire import reuse
 from runner.wire import schedule as schedules
 from runner.wire import spec as specs
 from runner.wire.card import TrustedKey
@@ -215,8 +216,8 @@ def _task(spec: JobSpec, rules: Rules) -> Denial | None:
 def _enforceable(spec: JobSpec, host: Enforcement) -> Denial | None:
     if spec.grants.tools:
         return Denial(RefuseReason.UNENFORCEABLE, "tools are not in this version", spec)
-    if spec.profile.startswith("reuse="):
-        return Denial(RefuseReason.UNENFORCEABLE, "the reuse profile is not in this version", spec)
+    if spec.reuse and (why := _unshared(spec, host)):
+        return Denial(RefuseReason.UNENFORCEABLE, why, spec)
     for name in asked_of(spec) if host.lacks else ():
         if name in host.lacks:
             message = f"this host can't enforce {name!r} at level {host.level}: {host.lacks[name]}"
@@ -229,6 +230,13 @@ def _enforceable(spec: JobSpec, host: Enforcement) -> Denial | None:
         message = f"without a memory cgroup a job's workspace has at most {most >> 20} MiB here, not {disk >> 20}"
         return Denial(RefuseReason.UNENFORCEABLE, f"{message}; `ringfence doctor` on the node prints the fix", spec)
     return None
+
+
+def _unshared(spec: JobSpec, host: Enforcement) -> str:
+    """Why this job can't run where another one ran; nothing if it can."""
+    if host.level not in ("A", "B"):
+        return f"a worker is reused at level A or B only, this node offers {host.level}; leave reuse out"
+    return reuse.problem(spec) or ""
 
 
 def asked_of(spec: JobSpec) -> tuple[str, ...]:
@@ -246,6 +254,7 @@ def asked_of(spec: JobSpec) -> tuple[str, ...]:
         ("disk", grants.disk_bytes is not None),
         ("no exec", grants.no_exec),
         ("service", grants.service),
+        ("reuse", spec.reuse > 0),
     )
     return tuple(name for name, is_asked in asked if is_asked)
 

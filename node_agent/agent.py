@@ -15,15 +15,13 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
 from node_agent import ground as grounds
 from node_agent.errors import LeaseLostError, StoreAwayError
 from node_agent.ground import Ground
 from node_agent.session import Session
 from node_agent.settings import AgentSettings
+from node_agent.spread import spread
+from node_agent.storelink import connect, disconnect
 from runner import keyring
 
 __all__ = ["serve"]
@@ -32,7 +30,8 @@ log = logging.getLogger(__name__)
 
 #: Wait before the next boot after this one was declared dead or its zygote ended, in seconds.
 _REBOOT_S: Final = 0.05
-_STORE_TIMEOUT_S: Final = 10.0
+#: Longest wait for a store that was away when a boot began, in seconds.
+_AGAIN_S: Final = 2.0
 #: A job's objects go with their last reference; what is left for the collector is little.
 GC_THRESHOLDS: Final = (10_000, 20, 50)
 
@@ -62,8 +61,8 @@ async def _boot(ground: Ground, url: str, stop: asyncio.Event) -> None:
     async with contextlib.AsyncExitStack() as stack:
         clients = []
         for _ in range(Session.CONNECTIONS):
-            client = _connect(url)
-            stack.push_async_callback(client.aclose)
+            client = connect(url)
+            stack.push_async_callback(disconnect, client)
             clients.append(client)
         session = Session(ground, clients, host=_host_id(), hostname=socket.gethostname())
         stack.push_async_callback(session.stop)
@@ -74,7 +73,7 @@ async def _boot(ground: Ground, url: str, stop: asyncio.Event) -> None:
         except StoreAwayError as error:
             log.warning("the store is away, trying again", extra={"error": str(error)})
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 1.0)
+                await asyncio.wait_for(stop.wait(), spread(_AGAIN_S))
         except LeaseLostError as error:
             log.warning("this agent start is over, beginning a new one", extra={"reason": str(error)})
             await asyncio.sleep(_REBOOT_S)
@@ -86,21 +85,6 @@ def _settle_heap() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-
-
-def _connect(url: str) -> Redis:
-    """One connection of its own; no hidden retries, since a retried script call would hide an unknown answer."""
-    pool = BlockingConnectionPool.from_url(
-        url,
-        # One may wait in a blocking call; short calls take turns on the other, and wait for it instead of failing.
-        max_connections=2,
-        timeout=_STORE_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=_STORE_TIMEOUT_S,
-        socket_connect_timeout=_STORE_TIMEOUT_S,
-        health_check_interval=0,
-    )
-    return Redis.from_pool(pool)
 
 
 def _host_id() -> str:

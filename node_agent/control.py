@@ -7,6 +7,7 @@ command whose signature, audience or expiry fails, and never acknowledge one bef
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ from node_agent.records import Notary
 from node_agent.rq_store import Store
 from node_agent.run import KillOrder, Run, now_ms
 from node_agent.sequences import Sequences
+from node_agent.spread import spread
 from node_agent.supervisor import Supervisor
 from runner import signing
+from runner.scripts import loader
 from runner.wire import ids, record
 from runner.wire.card import TrustedKey
 from runner.wire.command import MAX_COMMAND_BYTES, OPERATES, Command
@@ -49,9 +52,12 @@ _RIGHTS: Final = {
     "resume": {"kill", "operate"},
     "approve": {"operate"},
     "deny": {"operate"},
-    **dict.fromkeys(OPERATES, {"operate"}),
+    **{op: {"operate"} for op in OPERATES},
 }
 BACKOFF_S: Final = (0.05, 2.0)
+#: How often the streams of commands are looked after, in seconds, and how far ahead an id may lie, in milliseconds.
+MEND_S: Final = 2.0
+_AHEAD_MS: Final = 3_600_000
 #: How long a command waits for a claim that the store shows but the turn's answer has not brought yet, in seconds.
 _CLAIM_WAIT_S: Final = 2.0
 
@@ -95,6 +101,8 @@ class Control:
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[tuple[str, str]] = set()
         self._again = True
+        self._mender = client.register_script(loader.load("mend").text)
+        self._mended_s = 0.0
 
     async def run(self) -> None:
         """Serve until cancelled: what was left unacknowledged, by an earlier boot too, first; then what comes."""
@@ -108,11 +116,12 @@ class Control:
                     await self._serve_left()
                 for entry in await self._read(dict.fromkeys(self._streams(), ">")):
                     self._serve(entry)
+                await self._mend()
                 wait_s = BACKOFF_S[0]
             except (RedisError, StoreAwayError) as error:
                 log.warning("control waits, the store is away", extra={"error": str(error)})
                 self._again = True
-                await asyncio.sleep(wait_s)
+                await asyncio.sleep(spread(wait_s))
                 wait_s = min(2 * wait_s, BACKOFF_S[1])
 
     async def _serve_left(self) -> None:
@@ -135,8 +144,24 @@ class Control:
             try:
                 await self._client.xgroup_create(stream, self._notary.node, id="0", mkstream=True)
             except ResponseError as error:
-                if "BUSYGROUP" not in str(error):
+                if "WRONGTYPE" in str(error):
+                    # Else no kill would be heard on either stream; those that it held stand as tombstones and cutoffs.
+                    await self._client.delete(stream)
+                    await self._client.xgroup_create(stream, self._notary.node, id="0", mkstream=True)
+                elif "BUSYGROUP" not in str(error):
                     raise
+
+    async def _mend(self) -> None:
+        """See to it that commands can still be added to both streams."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._mended_s + MEND_S:
+            return
+        self._mended_s = now_s
+        words = json.dumps({"rq": self._keys.rq, "rf": self._keys.rf, "ahead": _AHEAD_MS})
+        for stream in self._streams():
+            if await self._mender(keys=[stream], args=[words]) != -1:
+                log.warning("a stream of commands was spoilt, and made anew", extra={"stream": stream})
+                self._again = True
 
     def _streams(self) -> tuple[str, str]:
         return self._keys.control(self._notary.node), self._keys.control()
@@ -210,6 +235,7 @@ class Control:
 
     async def _hold(self, command: Command, key: TrustedKey) -> None:
         """Pause or resume what runs here and is hit; answer for each, and a selector with the count."""
+        await self._supervisor.end_idle()
         op: Literal["pause", "resume"] = "pause" if command.op == "pause" else "resume"
         holder: Holder = "operator" if "operate" in key.may else "owner"
         order = Order(op, holder, command.id, command.reason, command.by)
@@ -245,6 +271,7 @@ class Control:
 
     async def _kill(self, command: Command, job: str, *, removed: bool) -> None:
         order = _order(command)
+        await self._supervisor.end_idle()
         if removed:
             for dead in await self._store.sweep(jobs=[job], serves=await self._served()):
                 self._supervisor.bury(dead)
@@ -259,6 +286,7 @@ class Control:
 
     async def _cut(self, command: Command, key: TrustedKey) -> None:
         """Kill what runs here and is hit by the cutoff; take what waits and is hit; answer with the count."""
+        await self._supervisor.end_idle()
         await self._store.read_cutoffs({run.spec.tenant for run in self._supervisor.runs() if run.spec is not None})
         hit = [run for run in self._supervisor.runs() if self._hits(run, command, key)]
         ending = asyncio.gather(self._end(hit, _order(command)))

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from node_agent.errors import LeaseLostError, StoreAwayError
+from node_agent.spread import spread
 from node_agent.turns import Claim, Dead, Finish, FinishReply, Orphan, Start, StartReply, Turn, TurnReply
 from runner.wire.states import State
 
@@ -99,6 +100,8 @@ class Dispatcher:
         #: Set while the last turn found the lanes empty.
         self.dry = asyncio.Event()
         self._claiming = True
+        #: Whether to claim one job at a time.
+        self.sparing: Callable[[], bool] = lambda: False
         #: A turn is under way whose claims are not known yet.
         self.turning = False
         self._crew: Crew | None = None
@@ -158,7 +161,7 @@ class Dispatcher:
                 self.turning = False
                 log.warning("turn failed, the store is away", extra={"error": str(error), "wait_s": wait_s})
                 self._put_back(turn)
-                await asyncio.sleep(wait_s)
+                await asyncio.sleep(spread(wait_s))
                 wait_s = min(2 * wait_s, BACKOFF_S[1])
                 self._stirred.set()
                 continue
@@ -200,6 +203,8 @@ class Dispatcher:
         free: tuple[int, ...] = ()
         if self._claiming and (self._work or finishes) and self._free and self._fit():
             free = tuple(sorted(self._free))
+            if self.sparing():
+                free = free[:1]
         if not (finishes or starts or free):
             return None
         lanes = self._lanes() if free else ()
@@ -252,6 +257,7 @@ async def wake_loop(wait: Callable[[bool], Awaitable[None]], dispatcher: Dispatc
     ``wait(idle)`` looks for new lanes; it blocks until one gets work only if ``idle``. Raises StoreAwayError.
     """
     delay_s = BACKOFF_S[0]
+    dispatcher.wake()  # what waited for this agent's start is not left to wait for a first look
     while True:
         # While the lanes are known to hold work, each turn looks anyway: no wake-up has to be fetched for it.
         with contextlib.suppress(TimeoutError):
@@ -259,7 +265,7 @@ async def wake_loop(wait: Callable[[bool], Awaitable[None]], dispatcher: Dispatc
         try:
             await wait(dispatcher.dry.is_set())
         except StoreAwayError:
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(spread(delay_s))
             delay_s = min(2 * delay_s, BACKOFF_S[1])
             continue
         delay_s = BACKOFF_S[0]

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -74,11 +75,20 @@ class Door:
 class Egress:
     """One agent's line to its host's egress process. Connects when it is first needed."""
 
-    def __init__(self, path: Path, never: Sequence[tuple[str, int]], on_denied: Callable[[Denied], None]) -> None:
-        """``never``: hosts and ports that no policy opens, the store's above all."""
+    def __init__(
+        self,
+        path: Path,
+        never: Sequence[tuple[str, int]],
+        on_denied: Callable[[Denied], None],
+        on_used: Callable[[str, dict[str, int]], None] = lambda _attempt, _counts: None,
+    ) -> None:
+        """``never``: hosts and ports that no policy opens, the store's above all.
+
+        ``on_used``: told what an attempt did through its door, once that is closed.
+        """
         self._path = path
         self._never = tuple(never)
-        self._on_denied = on_denied
+        self._on_denied, self._on_used = on_denied, on_used
         self._link: _Link | None = None
         self._lock = asyncio.Lock()
         self._doors: dict[str, Door] = {}
@@ -139,7 +149,7 @@ class Egress:
                 answer = self._link.drop(door)
         if answer is not None:
             self._closing.add(answer)
-            answer.add_done_callback(self._used)
+            answer.add_done_callback(partial(self._used, door.attempt))
 
     async def settled(self) -> None:
         """Wait until the egress process has given back every door that was closed."""
@@ -164,10 +174,12 @@ class Egress:
             async with asyncio.timeout(WAIT_S):
                 await self._linked()
 
-    def _used(self, answer: asyncio.Future[dict[str, Json]]) -> None:
+    def _used(self, attempt: str, answer: asyncio.Future[dict[str, Json]]) -> None:
         self._closing.discard(answer)
-        if not answer.cancelled() and answer.exception() is None:
-            log.debug("a door was closed", extra={"usage": answer.result().get("usage")})
+        usage = None if answer.cancelled() or answer.exception() is not None else answer.result().get("usage")
+        counts = {name: count for name, count in usage.items() if type(count) is int} if isinstance(usage, dict) else {}
+        if any(counts.values()):
+            self._on_used(attempt, counts)
 
     async def _open(self, door: Door) -> None:
         answer = await self._asked(lambda link: link.open(door))

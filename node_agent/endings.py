@@ -62,7 +62,7 @@ def finish_of(claim: Claim, run: Run, ending: Ending, notary: Notary, evidence: 
     """Return the Finish of one attempt: the next attempt if its end allows one, else the job's one end."""
     known = evidence or Evidence()
     started = run.started_at_ms is not None
-    if run.cause in {"shutdown", "lease", "drain"} and not started:
+    if run.cause in {"shutdown", "lease", "drain", "crowded"} and not started:
         return Finish(claim, "release")
     if run.spec is not None and not run.orders and ending.state != State.FINISHED:
         asked_s = known.result.retry_in_s if known.result is not None else None

@@ -27,6 +27,7 @@ from node_agent.containment.lower.workspace import Workspaces
 from node_agent.containment.paths import Protected
 from node_agent.containment.sweep import Journal, sweep_folders
 from node_agent.errors import InvariantError, LeftoverError, NameTakenError, PolicyError, SetupError
+from node_agent.placing import Placing
 from node_agent.sandbox import Defaults
 from node_agent.settings import AgentSettings
 from runner import keyring, trust
@@ -115,6 +116,13 @@ class Ground:
             nice=NICE if shared else 0,
             pids=min(512, MOST_PIDS) if shared else 512,
         )
+
+    def placing(self, report: HostReport) -> Placing:
+        """Return what all jobs of this node may ask for together."""
+        counted = "memory" in report.enforces
+        memory = (self.settings.memory_bytes or _ram()) if counted else None
+        cpus = self.settings.cpus or float(len(os.sched_getaffinity(0)))
+        return Placing(memory, cpus, self._room(report).memory or 0 if counted else 0)
 
     def _room(self, report: HostReport) -> room.Room:
         return room.split(_ram(), self.settings.slots, counted="memory" in report.enforces)

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from node_agent.errors import LeaseLostError, StoreAwayError
 from node_agent.lease import Lease
+from node_agent.spread import spread
 from node_agent.turns import Dead, Orphan
 
 __all__ = ["Heartbeat", "Heir", "LeaseStore"]
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Every so many looks for lapsed agents, killed jobs that nobody signed are looked for, too.
 SWEEP_ROUNDS: Final = 10
+#: A renewal that failed is sent again after at most this part of the time between two.
+AGAIN_SHARE: Final = 0.2
 
 
 class LeaseStore(Protocol):
@@ -79,7 +82,7 @@ class Heartbeat:
         while True:
             started = asyncio.get_running_loop().time()
             await self.beat()
-            pause = 0.1 if self.degraded else self._every_s
+            pause = spread(AGAIN_SHARE * self._every_s) if self.degraded else self._every_s
             wake = max(started + pause, asyncio.get_running_loop().time())
             await asyncio.sleep(wake - asyncio.get_running_loop().time())
             self._lease.late(asyncio.get_running_loop().time() - wake)

@@ -31,7 +31,9 @@ _MET: Final = {
 _SIGNALLED: Final = 128
 _MOST_SIGNALS: Final = 65
 
-Cause = Literal["", "kill", "time_limit", "pause_limit", "output_limit", "secret_leaked", "lease", "shutdown", "drain"]
+Cause = Literal[
+    "", "kill", "time_limit", "pause_limit", "output_limit", "secret_leaked", "lease", "shutdown", "drain", "crowded"
+]
 
 
 @dataclass(frozen=True, slots=True)

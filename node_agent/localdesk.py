@@ -43,6 +43,7 @@ class LocalDesk:
             reason=str(request.get("reason", ""))[:1024],
             by=f"local:uid {os.getuid()}",
         )
+        await self._supervisor.end_idle()
         run = self._supervisor.find(job)
         if run is None:
             return {"receipt": record.encode(self._notary.answer(job, order, "unknown", ""))}

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from node_agent.errors import StoreAwayError
 from node_agent.output import Chunk
 from node_agent.records import Notary, Signed
 from node_agent.rq_store import Store
 from node_agent.run import KillOrder, Run
+from node_agent.spread import spread
 from node_agent.turns import Claim
 from runner.wire import record
 from runner.wire.envelope import Domain
@@ -36,6 +37,8 @@ EVENTS_TTL_S: Final = 30 * 86_400
 REPLY_TTL_S: Final = 3600
 BACKOFF_S: Final = (0.05, 2.0)
 _BATCH: Final = 256
+#: As prelude.lua has them.
+_UNFIT: Final = ("WRONGTYPE", "last possible ID", "equal or smaller than the target stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ class Mail:
                     log.warning(
                         "entries wait, the store is away", extra={"error": str(error), "entries": len(self._out)}
                     )
-                    await asyncio.sleep(wait_s)
+                    await asyncio.sleep(spread(wait_s))
                     wait_s = min(2 * wait_s, BACKOFF_S[1])
                     continue
                 wait_s = BACKOFF_S[0]
@@ -160,19 +163,34 @@ class Mail:
         if isinstance(first, _Output):
             await self._store.log(first.claim, first.chunks)
             return 1
-        pipe = self._client.pipeline(transaction=False)
-        lives: dict[str, int] = {}
         batch: list[_Entry] = []
         for entry in self._out[:_BATCH]:
             if isinstance(entry, _Output):
                 break
             batch.append(entry)
-            pipe.xadd(entry.key, entry.fields, maxlen=entry.maxlen, approximate=entry.maxlen is not None)  # type: ignore[arg-type]  # redis' own field type is invariant
-            lives[entry.key] = entry.ttl_s
-        for key, ttl_s in lives.items():
-            pipe.expire(key, ttl_s)
-        await pipe.execute()
+        refused = await self._add(batch)
+        if refused:
+            # One job's or tenant's key that can't take an entry must not hold up what is for all the others.
+            await self._client.delete(*{entry.key for entry, _ in refused})
+            for _, error in await self._add([entry for entry, _ in refused]):
+                raise error
         return len(batch)
+
+    async def _add(self, batch: Sequence[_Entry]) -> list[tuple[_Entry, ResponseError]]:
+        """Add entries to their streams; return those whose key is no stream, or one without ids left."""
+        pipe = self._client.pipeline(transaction=False)
+        for entry in batch:
+            pipe.xadd(entry.key, entry.fields, maxlen=entry.maxlen, approximate=entry.maxlen is not None)  # type: ignore[arg-type]  # redis' own field type is invariant
+        for key, ttl_s in {entry.key: entry.ttl_s for entry in batch}.items():
+            pipe.expire(key, ttl_s)
+        answers = await pipe.execute(raise_on_error=False)
+        refused = []
+        for entry, answer in zip(batch, answers, strict=False):
+            if isinstance(answer, ResponseError) and any(word in str(answer) for word in _UNFIT):
+                refused.append((entry, answer))
+            elif isinstance(answer, Exception):
+                raise answer
+        return refused
 
     def _put(self, entry: _Entry | _Output) -> None:
         self._out.append(entry)

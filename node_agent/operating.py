@@ -1,7 +1,7 @@
 """Port: redis. What an operator orders of this node: drain and undrain it, suspend and unsuspend a queue.
 
-Called by control (orders) and the session (what stands at the start). Must never say that nothing more starts here while
-a claim may still be on its way, and never forget over a restart that it is drained.
+Called by control (orders) and the session (what stands at the start). Must never say that nothing more starts here
+while a claim may still be on its way, and never forget over a restart that it is drained.
 
 A drained node has the file ``drained`` in its home: it stays drained through restarts until it is undrained, whatever
 the store says. Suspended queues stand in ``rf:suspended`` with the signed order; an entry that no key with the right

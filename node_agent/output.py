@@ -24,11 +24,13 @@ HEAD_BYTES: Final = 4 * 1024 * 1024
 TAIL_BYTES: Final = 256 * 1024
 #: Most bytes taken from one pipe per wake-up, so that one flooding job can't hold the loop (attack 41).
 READ_BYTES: Final = 64 * 1024
+#: More reads than the largest pipe of a job fills: a worker that is reused may still write to it.
+_MOST_DRAINS: Final = 512
 #: Wait before a flush so that small writes travel together, in seconds.
 FLUSH_S: Final = 0.01
 #: Its pipes are watched from so long after the start on, in seconds: most of a short job's life costs no call of the
 #: kernel, and what it wrote is read at its end.
-LISTEN_S: Final = 0.01
+LISTEN_S: Final = 0.03
 #: Last output lines kept for the evidence of a failure.
 EVIDENCE_BYTES: Final = 2048
 
@@ -87,10 +89,11 @@ class Capture:
             await asyncio.wait([self._all_ended], timeout=timeout_s)
 
     def drain(self) -> None:
-        """Take what the dead job left in its pipes and close them; call only after the proof. Idempotent."""
+        """Take what the job left in its pipes and close them; call only after its end. Idempotent."""
         for fd in list(self._open):
-            while fd in self._open and self._read(fd):
-                pass
+            for _ in range(_MOST_DRAINS):
+                if fd not in self._open or not self._read(fd):
+                    break
         self.close()
 
     async def finish(self) -> None:

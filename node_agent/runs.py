@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from node_agent import endings, lifecycle
@@ -21,6 +21,7 @@ from node_agent.dispatch import Dispatcher
 from node_agent.ledger import Ledger
 from node_agent.lifecycle import Ending
 from node_agent.output import Chunk
+from node_agent.placing import Placing
 from node_agent.records import Notary, Signed
 from node_agent.run import KillOrder, Proof, Run, now_ms
 from node_agent.sandbox import Defaults
@@ -72,6 +73,8 @@ class Tools:
     serves: Callable[[str], bool]
     #: Looks at the jobs that one waited for: the job with their results in its arguments, or why it must not run.
     settle: Callable[[JobSpec], Awaitable[JobSpec | Denial]]
+    #: What jobs may ask for together.
+    placing: Placing = field(default_factory=Placing)
     #: Called when the node's own disk took no more.
     no_room: Callable[[], None] = lambda: None
 

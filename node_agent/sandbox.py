@@ -7,15 +7,16 @@ values or argv into the Plan: they are the payload, read by the worker after its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from node_agent.containment.plan import DOORS, PROXY, Level, Mount, Plan, Profile
+from node_agent.containment.reused import Terms
 from runner.wire import codec, ids
 from runner.wire.grants import NetGrant
 from runner.wire.spec import JobSpec
 
-__all__ = ["Defaults", "payload_of", "plan_of", "profile_of", "proxy_environment", "timeout_of"]
+__all__ = ["Defaults", "payload_of", "plan_of", "profile_of", "proxy_environment", "terms_of", "timeout_of"]
 
 #: What a job finds in the variable of a proxied secret's name; the egress process replaces it on the way.
 STAND_IN: Final = "ringfence-proxied"
@@ -72,6 +73,7 @@ def plan_of(spec: JobSpec, attempt: int, mounts: tuple[Mount, ...], uid: int, gi
         allow_exec=not grants.no_exec,
         nice=node.nice,
         broker=spec.needs_broker,
+        reuse=spec.reuse > 0,
     )
 
 
@@ -133,6 +135,14 @@ def profile_of(spec: JobSpec, signer: str) -> Profile:
         fresh=spec.profile == "fresh",
         service=spec.grants.service,
     )
+
+
+def terms_of(spec: JobSpec, signer: str, node: Defaults) -> Terms | None:
+    """Return what another attempt must equal to follow in the same worker; None: none may."""
+    if not spec.reuse:
+        return None
+    plan = replace(plan_of(spec, 1, (), 1, 1, node), attempt="")
+    return Terms((profile_of(spec, signer), spec.task, plan), spec.reuse)
 
 
 def timeout_of(spec: JobSpec, node: Defaults) -> float:

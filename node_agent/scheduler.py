@@ -20,6 +20,7 @@ from typing import Final, Protocol
 from node_agent.cancelling import end_all
 from node_agent.errors import StoreAwayError
 from node_agent.scheduler_store import Look, StoredSchedule, Tick
+from node_agent.spread import spread
 from runner.wire import schedule as schedules
 from runner.wire.errors import RecordError, WireError
 from runner.wire.schedule import Schedule
@@ -72,8 +73,12 @@ class Step:
 def step(schedule: Schedule, due_ms: int, now_ms: int) -> Step:
     """Return what becomes of a schedule whose time ``due_ms`` has come. Pure.
 
-    A time whose job would be void by now is never made up for.
+    A time whose job would be void by now is never made up for; one that is not the rule's counts as the next that is.
     """
+    genuine_ms = schedules.next_due(schedule, due_ms - 1)
+    if genuine_ms is None or genuine_ms > now_ms:
+        return Step(None, genuine_ms)
+    due_ms = genuine_ms
     if due_ms + schedule.expires_ms <= now_ms:
         alive_ms = schedules.next_due(schedule, now_ms - schedule.expires_ms)
         if alive_ms is None or alive_ms > now_ms:
@@ -128,7 +133,7 @@ class Scheduler:
                 except StoreAwayError as error:
                     log.warning("the scheduler waits, the store is away", extra={"error": str(error)})
                     self._leads.clear()
-                    await asyncio.sleep(wait_s)
+                    await asyncio.sleep(spread(wait_s))
                     wait_s = min(2 * wait_s, BACKOFF_S[1])
                     continue
                 wait_s = BACKOFF_S[0]
@@ -179,14 +184,15 @@ class Scheduler:
         try:
             schedule = _read(stored, tick)
             then = step(schedule, tick.due_ms, look.now_ms)
-        except WireError as error:
+            job = None if then.enqueue_ms is None else schedules.occurrence(schedule, then.enqueue_ms)
+        except (WireError, ValueError, OverflowError) as error:
+            # Nobody has verified it: whatever it says, the others' times and this process must not suffer.
             log.warning("a schedule can't be read", extra={"schedule": tick.member[:100], "error": str(error)})
             await self._store.move(tick, look.now_ms + _UNREAD_MS, look.token)
             return
-        if then.enqueue_ms is None:
+        if job is None:
             await self._store.move(tick, then.next_ms, look.token)
             return
-        job = schedules.occurrence(schedule, then.enqueue_ms)
         answer = await self._store.enqueue(tick, then.next_ms, look.token, job, stored)
         if answer != "done":
             log.info("an occurrence was not enqueued", extra={"schedule": tick.member, "job": job.id, "why": answer})

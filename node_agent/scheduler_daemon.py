@@ -11,21 +11,15 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import Final
-
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from node_agent.cancelling import end_all
 from node_agent.scheduler import Scheduler
 from node_agent.scheduler_store import TimeStore
+from node_agent.storelink import connect, disconnect
 from runner import keyring
 from runner.home import Home, check_safe
 
 __all__ = ["main"]
-
-_STORE_TIMEOUT_S: Final = 10.0
 
 
 def main(arguments: list[str]) -> int:
@@ -42,17 +36,7 @@ async def _serve(url: str) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    pool = BlockingConnectionPool.from_url(
-        url,
-        # One waits for wake-ups; short calls have the other to themselves.
-        max_connections=2,
-        timeout=_STORE_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=_STORE_TIMEOUT_S,
-        socket_connect_timeout=_STORE_TIMEOUT_S,
-        health_check_interval=0,
-    )
-    client = Redis.from_pool(pool)
+    client = connect(url)
     scheduler = Scheduler(TimeStore(client, f"scheduler/{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"))
     serving = loop.create_task(scheduler.run())
     try:
@@ -60,5 +44,5 @@ async def _serve(url: str) -> int:
     finally:
         await end_all((serving,))
         await scheduler.stop()
-        await client.aclose()
+        await disconnect(client)
     return 0

@@ -106,7 +106,13 @@ class TimeStore:
     async def schedule(self, tick: Tick) -> StoredSchedule | None:
         """Return what is stored of a schedule that is due; None if it is gone."""
         key = self._keys.schedules(tick.tenant)
-        found = cast("bytes | None", await _answer(self._client.hget(key, tick.name)))
+        try:
+            found = cast("bytes | None", await _answer(self._client.hget(key, tick.name)))
+        except StoreAwayError as error:
+            if not (isinstance(error.__cause__, ResponseError) and "WRONGTYPE" in str(error.__cause__)):
+                raise
+            # Another tenant's key must not hold up everybody's schedules.
+            return None
         _, _, rest = (found or b"").partition(b" ")
         signature, _, text = rest.partition(b" ")
         return StoredSchedule(text, signature.decode("utf-8", "replace")) if text else None

@@ -17,12 +17,6 @@ from redis.asyncio import Redis
 
 from node_agent.cancelling import end_all
 from node_agent.containment import probe
-from node_agent.containment.errors import ContainmentError
-from node_agent.containment.idmap import Idmaps
-from node_agent.containment.lower.slots import LOW_LEVELS, LowSlot
-from node_agent.containment.lower.workspace import Workspaces
-from node_agent.containment.slots import Slot, Zygote
-from node_agent.containment.uids import JobUids
 from node_agent.control import Control, judge
 from node_agent.deciding import Decider
 from node_agent.dependencies import Dependencies
@@ -30,7 +24,7 @@ from node_agent.diskwatch import DiskWatch
 from node_agent.dispatch import Dispatcher, wake_loop
 from node_agent.egress import SOCKET_NAME, Denied, Egress
 from node_agent.errors import LeaseLostError, NameTakenError
-from node_agent.ground import Ground, enforcement, python_paths
+from node_agent.ground import Ground, enforcement
 from node_agent.heartbeat import Heartbeat
 from node_agent.lanes import Lanes
 from node_agent.lease import Lease
@@ -46,8 +40,9 @@ from node_agent.run import now_ms
 from node_agent.scheduler import Scheduler
 from node_agent.scheduler_store import TimeStore
 from node_agent.sequences import Sequences
+from node_agent.slotset import SlotSet
 from node_agent.stage import Stage
-from node_agent.storecheck import faults, store_addresses
+from node_agent.storecheck import faults, store_places
 from node_agent.supervisor import Supervisor, Tools
 from node_agent.vaultdesk import desk_of
 from node_agent.vaultnews import VaultNews
@@ -86,11 +81,7 @@ class Session:
         self._registered = False
         self._stopped = False
         self._state = "starting"
-        self._zygote: Zygote | None = None
-        self._slots: dict[int, Slot | LowSlot] = {}
-        self._places: Workspaces | None = None
-        self._idmaps: Idmaps | None = None
-        self._uids: JobUids | None = None
+        self._slots = SlotSet(ground)
         self._tasks: list[asyncio.Task[None]] = []
         #: Ends what else each part has under way, in this order.
         self._closers: list[Callable[[], Awaitable[None]]] = []
@@ -107,16 +98,17 @@ class Session:
             ground.report = await probe.probe(settings.home, groups=ground.groups, max_level=settings.max_level)
         lanes = await self._store.lanes()
         self._report = ground.report
-        await self._make_slots(self._report.level)
+        await self._slots.make(self._report.level)
         self._notary = Notary(ground.signer, settings.name, self.boot, self._report.level)
+        self._placing = ground.placing(self._report)
         self._lanes = Lanes(settings.name, settings.queues, settings.labels, self._report.level)
         self._mail = Mail(self._clients[5], self._keys, self._store.on(self._clients[5]), self._notary)
         self._ledger = Ledger(settings.node_home / "ledger", now_ms())
         self._sequences = Sequences(settings.node_home / "sequences", now_ms())
         place = ground.home.sockets / SOCKET_NAME
-        self._egress = Egress(place, store_addresses(self._clients[0]), self._tell_denied)
+        self._egress = Egress(place, await store_places(self._clients[0]), self._tell_denied, self._tell_used)
         self._make_stage()
-        self._lease = Lease(self._slots.values(), settings.lease_s, settings.margin_s)
+        self._lease = Lease(self._slots.slots.values(), settings.lease_s, settings.margin_s)
         self._dispatcher = Dispatcher(
             self._store, settings.slots, self._lanes.order, self._lost.set, self._fit, self._lanes.refresh
         )
@@ -127,6 +119,7 @@ class Session:
             self._notary,
             self._mail.emit,
         )
+        self._dispatcher.sparing = lambda: self._placing.sparing
         self._supervisor = Supervisor(self._tools(), self._dispatcher)
         self._dispatcher.serve(self._supervisor)
         self._closers.insert(0, self._supervisor.close)
@@ -146,8 +139,8 @@ class Session:
         self._vault = desk_of(self._ground.home.sockets, self._report.level, self._news)
         self._stage = Stage(
             self._ground.protected,
-            self._uids,
-            self._idmaps,
+            self._slots.uids,
+            self._slots.idmaps,
             egress=self._egress,
             vault=self._vault,
             view=self._report.level in ("A", "B"),
@@ -186,13 +179,13 @@ class Session:
         )
 
     def _fit(self) -> bool:
-        """Whether jobs may be claimed now: the lease stands, and no kill waits for its proof."""
+        """Whether jobs may be claimed now: the lease stands, no kill waits for its proof, there is room."""
         ready = not self._lease.lapsed() and not self._operator.draining
-        return ready and self._supervisor.healthy and not self._watch.full
+        return ready and self._supervisor.healthy and not self._watch.full and not self._placing.blocked
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``. Raises LeaseLostError when a new boot is needed."""
-        zygote, operator, rules = self._zygote, self._operator, self._ground.rules(self._report)
+        zygote, operator, rules = self._slots.zygote, self._operator, self._ground.rules(self._report)
         await operator.learn()
         control = Control(
             self._clients[3],
@@ -253,17 +246,7 @@ class Session:
             await end_all(self._tasks)
             for close in self._closers:
                 await close()
-            for slot in self._slots.values():
-                try:
-                    await slot.close()
-                except ContainmentError as error:
-                    # Its mould stays in the journal, and the next start of this node waits for it.
-                    log.warning("a slot is left behind", extra={"slot": slot.index, "error": str(error)})
-            if self._zygote is not None:
-                await self._zygote.stop()
-            for part in (self._idmaps, self._uids, self._places):
-                if part is not None:
-                    part.close()
+            await self._slots.close()
 
     async def _leave(self) -> None:
         self._dispatcher.stop_claiming()
@@ -285,36 +268,15 @@ class Session:
         event = self._notary.event(EventType.NET_DENIED, job=job, attempt=attempt, detail=detail)
         self._mail.emit(ids.tenant_of(job), event)
 
+    def _tell_used(self, name: str, counts: dict[str, int]) -> None:
+        """An attempt's door has closed: what went through it, in numbers alone."""
+        job, attempt = ids.split_attempt(name)
+        event = self._notary.event(EventType.NET_USED, job=job, attempt=attempt, detail={**counts})
+        self._mail.emit(ids.tenant_of(job), event)
+
     async def _close_ledger(self) -> None:
         self._ledger.close()
         self._sequences.close()
-
-    async def _make_slots(self, level: str) -> None:
-        if level not in ("A", "B"):
-            self._make_low_slots(level)
-            return
-        self._zygote = Zygote(level="A" if level == "A" else "B")
-        await self._zygote.start()
-        groups = self._ground.groups
-        paths = (*python_paths(), *self._settings.task_path)
-        for index in range(self._settings.slots):
-            group = groups.slot(index) if groups is not None else None
-            self._slots[index] = Slot(index, self._zygote, group, paths=paths)
-        if level == "A":
-            self._uids = JobUids()
-            zygote = self._zygote
-            self._idmaps = Idmaps(lambda ids: zygote.userns(*ids))
-
-    def _make_low_slots(self, level: str) -> None:
-        groups = self._ground.groups
-        for low in LOW_LEVELS:
-            if low == level:
-                places = self._places = Workspaces.of(self._settings.node_home)
-                for index in range(self._settings.slots):
-                    group = groups.slot(index) if groups is not None and low == "C" else None
-                    self._slots[index] = LowSlot(index, low, places, group)
-                if os.geteuid() == 0:
-                    self._uids = JobUids()
 
     async def _register(self) -> None:
         settings, ground = self._settings, self._ground
@@ -341,7 +303,10 @@ class Session:
         self._mail.emit(None, self._notary.event(EventType.NODE_UP, detail=detail))
         for line in ground.swept:
             self._mail.emit(None, self._notary.event(EventType.NODE_SWEPT, detail={"what": line}))
-        for line in (*ground.notes, *(self._store_faults)):
+        for fault in await faults(self._clients[4]):
+            log.warning("the store is not fit for jobs: %s", fault)
+            self._mail.emit(None, self._notary.event(EventType.NODE_DEGRADED, detail={"what": fault}))
+        for line in ground.notes:
             self._mail.emit(None, self._notary.event(EventType.NODE_DEGRADED, detail={"what": line}))
         ground.swept = ground.notes = ()
 
@@ -354,12 +319,13 @@ class Session:
             ledger=self._ledger,
             stage=self._stage,
             desk=self._mail,
-            slots=self._slots,
+            slots=self._slots.slots,
             journal=self._ground.journal,
             era=self._lease.era,
             cutoff=self._store.cutoff_for,
             serves=self._lanes.serves,
             settle=Dependencies(self._clients[5], self._keys, ground.trust.by_id(), ground.fleet).settle,
+            placing=self._placing,
             no_room=self._watch.no_room,
         )
 
@@ -376,7 +342,8 @@ class Session:
         store = self._store.on(self._clients[4])
 
         async def wait(idle: bool) -> None:
-            if idle and await store.wait(self._lanes.open):
+            # Who may not claim takes no wake-up from those who may.
+            if idle and await store.wait(self._lanes.open if self._fit() else ()):
                 return
             self._lanes.refresh(await store.lanes())
 
@@ -398,6 +365,7 @@ class Session:
                 labels=settings.labels,
                 heartbeat_at=iso(now_ms()),
                 redis="away" if self._heartbeat.degraded else "ok",
+                free=self._placing.free,
                 enforcement={**enforcement(self._report), "egress": self._egress.state},
             )
         )
@@ -412,4 +380,3 @@ class Session:
         if self._heartbeat.degraded:
             return "degraded(store)"
         return "degraded(broker)" if self._lanes.broker_away else self._state
-

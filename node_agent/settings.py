@@ -36,6 +36,9 @@ class AgentSettings(BaseSettings):
     slots: int = Field(default=4, ge=1, le=1024)
     queues: Words = ("*",)
     labels: dict[str, str] = Field(default_factory=dict)
+    #: What all jobs together may ask for; None: the host's memory, where it is counted, and its processors.
+    memory_bytes: int | None = Field(default=None, ge=1 << 20)
+    cpus: float | None = Field(default=None, gt=0)
     heartbeat_s: float = Field(default=5.0, ge=1.0, le=60.0)
     policy: Path | None = None
     tasks: Words = ()

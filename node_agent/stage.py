@@ -117,6 +117,16 @@ class Staged:
         if line is not None:
             await line.end()
 
+    def give(self) -> Callable[[], None]:
+        """Hand over what is to be freed once the worker is proved gone, to who sees that; ``close`` leaves it alone."""
+        undo, self._undo = self._undo, []
+
+        def free() -> None:
+            while undo:
+                undo.pop()()
+
+        return free
+
     def close(self) -> None:
         """Close what is still open and free the uid. Only after the proof."""
         self.sent()

@@ -11,7 +11,9 @@ from typing import Final, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-__all__ = ["faults", "store_addresses"]
+from node_agent.errors import StoreAwayError
+
+__all__ = ["faults", "store_addresses", "store_places", "told"]
 
 _LEAST_REDIS: Final = (6, 2)
 _GIB: Final = 1 << 30
@@ -24,6 +26,21 @@ def store_addresses(client: Redis) -> list[tuple[str, int]]:
         return []
     # The client's own defaults, where the URL leaves one out.
     return [(str(facts.get("host") or "localhost"), int(facts.get("port") or 6379))]
+
+
+async def store_places(client: Redis) -> list[tuple[str, int]]:
+    """Return `store_addresses`, behind Sentinel with all that may become the store. Raises StoreAwayError."""
+    guards = getattr(client.connection_pool, "sentinel_manager", None)
+    if guards is None:
+        return store_addresses(client)
+    found = [place for guard in guards.sentinels for place in store_addresses(guard)]
+    name = getattr(client.connection_pool, "service_name", "")
+    try:
+        found.append(await guards.discover_master(name))
+        found += await guards.discover_slaves(name)
+    except RedisError as error:
+        raise StoreAwayError(str(error)) from error
+    return [(str(host), int(port)) for host, port in found]
 
 
 async def faults(client: Redis) -> tuple[str, ...]:
@@ -52,24 +69,19 @@ def told(facts: dict[str, object]) -> tuple[str, ...]:
             f"the store uses more than nine tenths of its maxmemory ({most / _GIB:.1f} GiB): writes will fail soon; "
             "raise `maxmemory`, or keep results for less time"
         )
-    if not _number(facts.get("aof_enabled")) and not _saves(facts):
+    if not _number(facts.get("aof_enabled")):
         found.append(
-            "the store writes nothing to disk: a restart of it forgets every job; set `appendonly yes` and "
+            "the store keeps no append-only file: its crash or restart loses jobs and kills; set `appendonly yes` and "
             "`appendfsync everysec`"
         )
     if facts.get("aof_last_write_status") == "err":
         found.append("the store can't write its append-only file: see its log, and free its disk")
-    if _number(facts.get("master_link_down_since_seconds")) or facts.get("role") == "slave":
+    if facts.get("role") == "slave":
         found.append("the store is a replica and takes no writes: name the primary in the URL")
     version = str(facts.get("redis_version", ""))
     if _version(version) < _LEAST_REDIS:
         found.append(f"the store speaks as Redis {version or '?'}; this needs 6.2 or later, or Valkey 7.2")
     return tuple(found)
-
-
-def _saves(facts: dict[str, object]) -> bool:
-    """Whether it ever wrote a snapshot: INFO does not tell the `save` rule, and CONFIG is no agent's to ask."""
-    return _number(facts.get("rdb_last_bgsave_time_sec")) >= 0
 
 
 def _number(value: object) -> float:

@@ -19,6 +19,7 @@ from node_agent.admission import Admitted, Denial
 from node_agent.containment.errors import ContainmentError, CrowdedError, SpawnError
 from node_agent.containment.lower.slots import LowSlot
 from node_agent.containment.plan import Plan, Profile, Verdict
+from node_agent.containment.reused import ReusedAttempt
 from node_agent.containment.slots import Attempt, Slot
 from node_agent.dispatch import BACKOFF_S, Dispatcher
 from node_agent.errors import InvariantError, StoreAwayError
@@ -28,6 +29,7 @@ from node_agent.pipes import Pipes
 from node_agent.resultcheck import Reader, Result
 from node_agent.run import Proof, Run, now_ms
 from node_agent.runs import Desk, Runs, Tools
+from node_agent.spread import spread
 from node_agent.stage import Staged, StageError
 from node_agent.turns import Claim, Finish, KillWord, Start
 from node_agent.walltime import WallTime
@@ -83,6 +85,7 @@ class Supervisor(Runs):
             )
             run.settle(Proof(ending, None, now_ms()))
             finish = endings.finish_of(claim, run, ending, self._tools.notary)
+        self._tools.placing.leave(claim.job)
         self._dispatcher.finish(finish)
 
     async def _attempt(self, claim: Claim, run: Run) -> Finish:
@@ -106,6 +109,12 @@ class Supervisor(Runs):
                 return self._unstarted(claim, run, endings.denied(settled))
             spec = settled
             admitted = replace(admitted, spec=spec)
+        if not run.stopping and not self._placed(claim, spec):
+            run.stop("crowded")
+            return self._unstarted(claim, run, Ending(State.LOST, "crowded"))
+        finish = await self._again(claim, run, admitted)
+        if finish is not None:
+            return finish
         try:
             staged = await tools.stage.open(spec, claim.attempt, admitted.net)
         except StageError as error:
@@ -116,6 +125,16 @@ class Supervisor(Runs):
             await staged.ended()
             staged.close()
 
+    def _placed(self, claim: Claim, spec: JobSpec) -> bool:
+        """Take the room that the job asks for; without it the job goes back, and other nodes may have it."""
+        placing = self._tools.placing
+        alone = placing.sparing
+        if not placing.place(claim.job, spec):
+            return False
+        if alone:
+            self._dispatcher.wake()
+        return True
+
     async def _settled(self, run: Run, spec: JobSpec) -> JobSpec | Denial:
         """Look at the jobs that this one waited for; while the store is away, wait for it or for the run's own end."""
         wait_s = BACKOFF_S[0]
@@ -123,7 +142,7 @@ class Supervisor(Runs):
             try:
                 return await self._tools.settle(spec)
             except StoreAwayError:
-                await asyncio.sleep(wait_s)
+                await asyncio.sleep(spread(wait_s))
                 wait_s = min(2 * wait_s, BACKOFF_S[1])
         return Denial(RefuseReason.DEPENDENCY_FAILED, "ended before the jobs that it waited for were looked at", spec)
 
@@ -141,6 +160,9 @@ class Supervisor(Runs):
             attempt = await self._begin(slot, profile, plan, staged)
         except ContainmentError as error:
             return self._unbuilt(claim, run, error)
+        terms = sandbox.terms_of(spec, admitted.signer, tools.defaults)
+        if terms is not None and isinstance(attempt, ReusedAttempt):
+            attempt.keep(terms, staged.give(), staged.uid, staged.gid)
         finish = await self._watched(claim, run, spec, staged, attempt, hurried=False)
         if finish is None:
             raise InvariantError("an attempt that was ready is one that ran")
@@ -194,8 +216,10 @@ class Supervisor(Runs):
         finally:
             attempt.close()
         run.settle(Proof(ending, verdict, now_ms()))
-        await capture.finish()
-        await self._tell_plants(claim, spec, staged)
+        if capture.total_bytes:
+            await capture.finish()
+        if staged.looked:
+            await self._tell_plants(claim, spec, staged)
         evidence = endings.Evidence(verdict, result, capture.evidence, capture.total_bytes)
         return endings.finish_of(claim, run, ending, tools.notary, evidence)
 
@@ -206,7 +230,7 @@ class Supervisor(Runs):
 
         The order stays: the ledger first, then the plan; the worker restricts itself before it reads the payload.
         """
-        once = spec.at_most_once or plan.mounts or spec.grants.net or spec.needs_broker
+        once = spec.at_most_once or plan.mounts or plan.reuse or spec.grants.net or spec.needs_broker
         if once or not isinstance(slot, Slot) or not slot.waits_for(plan, profile):
             return None
         payload = sandbox.payload_of(spec, claim.attempt)
@@ -219,9 +243,32 @@ class Supervisor(Runs):
             self._mark(claim, spec)
         return attempt
 
+    async def _again(self, claim: Claim, run: Run, admitted: Admitted) -> Finish | None:
+        """Run the job in the worker of one like it (``reuse=N``), if that waits for it; None: nothing of it ran."""
+        tools, spec = self._tools, admitted.spec
+        slot, terms = tools.slots[claim.slot or 0], sandbox.terms_of(spec, admitted.signer, tools.defaults)
+        whose = slot.keeper.serves(terms) if terms is not None and isinstance(slot, Slot) else None
+        if terms is None or whose is None or not isinstance(slot, Slot):
+            return None
+        payload = sandbox.payload_of(spec, claim.attempt)
+        if len(payload) > frames.CHUNK_BYTES or not self._may_start(claim, run, spec):
+            return None
+        plan = sandbox.plan_of(spec, claim.attempt, (), *whose, tools.defaults)
+        attempt = slot.again(plan, terms, payload)
+        if attempt is None:
+            return None
+        run.started_at_ms = now_ms()
+        self._mark(claim, spec)
+        return await self._watched(claim, run, spec, Staged(*whose), attempt, hurried=True)
+
+    async def end_idle(self) -> None:
+        """End workers that wait for another attempt: what was asked of a job must hold for what it left in one, too."""
+        keepers = [slot.keeper for slot in self._tools.slots.values() if isinstance(slot, Slot) and slot.keeper.holds]
+        await asyncio.gather(*(keeper.kill() for keeper in keepers))
+
     def _unbuilt(self, claim: Claim, run: Run, error: ContainmentError) -> Finish:
-        if self._tools.era() != run.era:
-            # The lease ended in the middle, and the mould with it: no fault of the job, which is given back.
+        if run.era < 0 or self._tools.era() != run.era:
+            # The lease had ended, or did in the middle, and the mould with it: no fault of the job, it is given back.
             run.stop("lease")
         return self._unstarted(claim, run, endings.unbuilt(error))
 

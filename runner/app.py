@@ -18,7 +18,7 @@ from runner.place import Place
 from runner.request import JobOptions
 from runner.task import Task
 from runner.wire.ids import DEFAULT_TENANT
-from runner.wire.receipt import PauseReceipt, Receipt
+from runner.wire.receipt import NodeReceipt, PauseReceipt, Receipt
 from runner.wire.view import EventView, JobView, NodeView, ScheduleView
 
 if TYPE_CHECKING:
@@ -184,6 +184,45 @@ class App:
         )
         return pausing.pause_many(self.client(), "resume", chosen, tenant, reason=reason, wait_s=wait)
 
+    def drain(
+        self,
+        node: str,
+        *,
+        grace: float | None = None,
+        checkpoint: float = 0.0,
+        reason: str = "",
+        wait: float = 15.0,
+    ) -> NodeReceipt:
+        """Have a node claim nothing more, and wait up to ``wait`` seconds until nothing runs on it.
+
+        With ``grace``: what still runs after so many seconds gets SIGTERM, and ends ``checkpoint`` seconds later.
+        It stays drained through restarts until `undrain`. Raises UsageError, StoreError.
+        """
+        from runner import operating
+
+        return operating.drain(self.client(), node, grace_s=grace, checkpoint_s=checkpoint, reason=reason, wait_s=wait)
+
+    def undrain(self, node: str, *, reason: str = "", wait: float = 15.0) -> NodeReceipt:
+        """Have a drained node claim jobs again. Raises UsageError, StoreError."""
+        from runner import operating
+
+        return operating.undrain(self.client(), node, reason=reason, wait_s=wait)
+
+    def suspend(self, queue: str, *, reason: str = "", wait: float = 15.0) -> list[NodeReceipt]:
+        """Have no node claim from a queue until `unsuspend`; one receipt per live node.
+
+        Raises UsageError, StoreError.
+        """
+        from runner import operating
+
+        return operating.suspend(self.client(), queue, reason=reason, wait_s=wait)
+
+    def unsuspend(self, queue: str, *, reason: str = "", wait: float = 15.0) -> list[NodeReceipt]:
+        """Have a suspended queue served again; one receipt per live node. Raises UsageError, StoreError."""
+        from runner import operating
+
+        return operating.unsuspend(self.client(), queue, reason=reason, wait_s=wait)
+
     def schedule(
         self,
         name: str,
@@ -244,14 +283,14 @@ class App:
 
     def retry(
         self,
-        jobs: Sequence[str] = (),
+        jobs: Sequence[str | Job[Any]] = (),
         *,
         all_failed: bool = False,
         since: float | None = None,
         queue: str | None = None,
         force: bool = False,
     ) -> list[Repeated]:
-        """Run ended jobs again as new ones (see `Job.retry`): those named, or every failed one of the app's tenant.
+        """Run ended jobs again as new ones (see `Job.retry`): those, handles or ids, or all failed ones of its tenant.
 
         ``since``: that ended in the last so many seconds. What could not be repeated is in the list with the reason.
         Raises StoreError.
@@ -261,7 +300,7 @@ class App:
         client = self.client()
         if all_failed:
             return list(repeating.repeat_all(client, self.place.tenant, since_s=since, queue=queue, force=force))
-        named = [self.job(job).id for job in jobs]
+        named = [job.id if isinstance(job, Job) else self.job(job).id for job in jobs]
         return [repeating.attempt(client, job, force=force) for job in named]
 
     def job(self, job_id: str) -> Job[object]:
@@ -297,6 +336,10 @@ class App:
     akill = twin(kill)
     apause = twin(pause)
     aresume = twin(resume)
+    adrain = twin(drain)
+    aundrain = twin(undrain)
+    asuspend = twin(suspend)
+    aunsuspend = twin(unsuspend)
     ajobs = twin(jobs)
     anodes = twin(nodes)
     aretry = twin(retry)

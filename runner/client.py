@@ -11,29 +11,22 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
-import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeAlias, cast
 
-import redis
-from redis.backoff import ExponentialBackoff
-from redis.connection import UnixDomainSocketConnection
-from redis.exceptions import NoScriptError, RedisError, ResponseError
-from redis.retry import Retry
+from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
 
 from runner import keyring, sealing, trust
-from runner.errors import ConfigError, DuplicateJobError, EnqueueError, StoreError
+from runner.errors import DuplicateJobError, EnqueueError, StoreError
 from runner.home import check_safe, locate
 from runner.place import Place
 from runner.scripts import loader, payload
 from runner.scripts.rows import row as row_of
 from runner.signing import MOST_SHARED, Signer
+from runner.storelink import close_store, open_store
 from runner.wire import codec, record
 from runner.wire import spec as specs
 from runner.wire.card import NodeCard
@@ -41,6 +34,7 @@ from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
 from runner.wire.keys import Keys
 from runner.wire.spec import JobSpec
+from runner.wire.storeurl import shown_url
 
 __all__ = ["Client", "Entry", "Reply", "connect", "disconnect", "disconnect_all", "shown_url"]
 
@@ -52,11 +46,9 @@ Key: TypeAlias = "bytes | str | memoryview[int]"
 #: How long RQ keeps ended jobs, in seconds (DESIGN §4).
 RESULT_TTL_S: Final = 7 * 86_400
 BATCH_JOBS: Final = 200
-_SOCKET_TIMEOUT_S: Final = 10.0
 #: A blocking read stays below the socket's timeout.
 _LONGEST_BLOCK_MS: Final = 5000
 _CARDS_TTL_S: Final = 5.0
-_PASSWORD: Final = re.compile(r"(?<=://)[^/@?]*@|(?<=[?&])(?:username|password)=[^&]*&?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +69,7 @@ class Client:
         self.publics = (signer.public, *publics)
         self.url = shown_url(redis_url)
         self._fleet_public = fleet_public
-        self._redis = _open(redis_url)
+        self._redis = open_store(redis_url)
         self._cards: tuple[NodeCard, ...] = ()
         self._cards_until = 0.0
 
@@ -159,6 +151,12 @@ class Client:
             found = cast("list[tuple[bytes, float]]", self._redis.zrange(key, 0, -1, withscores=True))
         return {member.decode("utf-8", "replace"): float(score) for member, score in found}
 
+    def score(self, key: str, member: str) -> float | None:
+        """Return one member's score in a sorted set."""
+        with self._asked():
+            found = self._redis.zscore(key, member)
+        return None if found is None else float(found)
+
     def now_ms(self) -> int:
         """Return the store's clock as Unix milliseconds."""
         with self._asked():
@@ -191,7 +189,7 @@ class Client:
 
     def close(self) -> None:
         """Close all connections; idempotent."""
-        self._redis.close()
+        close_store(self._redis)
 
     def _enqueue(self, jobs: Sequence[JobSpec], repeats: Mapping[str, str]) -> list[int]:
         now_ms = time.time_ns() // 1_000_000
@@ -206,7 +204,9 @@ class Client:
             for job, row in zip(jobs, rows, strict=True)
             for key in (self.keys.job(job.id), self.keys.queue(str(row["lane"])), self.keys.active(job.tenant))
         ]
-        doc = codec.dump({"rq": self.keys.rq, "rf": self.keys.rf, "ttl": RESULT_TTL_S, "jobs": rows})
+        # Each row by itself: the check of a document's depth is dear for a large one, and theirs is as good.
+        head = codec.dump({"rq": self.keys.rq, "rf": self.keys.rf, "ttl": RESULT_TTL_S})
+        doc = b'%b,"jobs":[%b]}' % (head[:-1], b",".join(map(codec.dump, rows)))
         try:
             reply = self.script("enqueue", [*self._fleet_keys(), *per_job], [doc, *packed])
         except StoreError as error:
@@ -251,8 +251,7 @@ class Client:
         try:
             yield
         except RedisError as error:
-            kind = type(error).__name__
-            raise StoreError(f"the store at {self.url} failed ({kind}: {_short(error)}); is it running?") from error
+            raise StoreError(_failure(self.url, error)) from error
 
 
 def connect(place: Place) -> Client:
@@ -284,11 +283,6 @@ def disconnect_all() -> None:
         disconnect(place)
 
 
-def shown_url(url: str) -> str:
-    """Return a store's URL without user and password."""
-    return _PASSWORD.sub("", url).rstrip("?&")
-
-
 _clients: Final[dict[Place, Client]] = {}
 _owner: Final[list[int]] = [os.getpid()]
 _lock: Final = threading.Lock()
@@ -305,38 +299,6 @@ def _connected(place: Place) -> Client:
         publics = tuple(key.public for key in trust.load(home.trust).keys if not key.revoked)
     url = place.redis_url or os.environ.get("RINGFENCE_REDIS") or config.redis_url
     return Client(url, signer, config.fleet_pub, publics)
-
-
-def _open(url: str) -> redis.Redis:
-    kind = _OwnSocket if url.startswith("unix:") else None
-    extra = {} if kind is None else {"connection_class": kind}
-    try:
-        return redis.Redis.from_url(
-            url,
-            socket_timeout=_SOCKET_TIMEOUT_S,
-            socket_connect_timeout=5.0,
-            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 3),
-            protocol=2,
-            **extra,
-        )
-    except ValueError as error:
-        raise ConfigError(
-            f"{shown_url(url)!r} is no store URL ({error}): use unix://PATH, redis:// or rediss://"
-        ) from None
-
-
-class _OwnSocket(UnixDomainSocketConnection):
-    """A Unix socket whose server is root, ourselves, or the owner of the socket's folder (attack 55)."""
-
-    def _connect(self) -> socket.socket:
-        sock: socket.socket = super()._connect()  # type: ignore[no-untyped-call]  # untyped in redis
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        uid = struct.unpack("3i", credentials)[1]
-        folder = Path(self.path).parent.stat()
-        if uid not in {0, os.geteuid(), folder.st_uid}:
-            sock.close()
-            raise redis.exceptions.ConnectionError(f"{self.path} is served by user {uid}; not trusted")
-        return sock
 
 
 def _refusal(error: StoreError) -> EnqueueError | None:
@@ -360,6 +322,18 @@ def _entries(reply: object) -> list[Entry]:
         Entry(number.decode("ascii"), {name.decode("utf-8", "replace"): value for name, value in (body or {}).items()})
         for number, body in found
     ]
+
+
+def _failure(url: str, error: RedisError) -> str:
+    """Say what went wrong, and what to do about it."""
+    text = f"{type(error).__name__}: {_short(error)}"
+    if isinstance(error, NoPermissionError) or "ACL failure" in text or "NOPERM" in text:
+        return (
+            f"the store's user for {url} may not do this: use one whose role may (docs/stores.md; {text})"
+        )
+    if isinstance(error, OutOfMemoryError) or "OOM" in text:
+        return f"the store at {url} is full and takes no writes: nothing was changed; raise its maxmemory ({text})"
+    return f"the store at {url} failed ({text}); is it running?"
 
 
 def _short(error: Exception) -> str:

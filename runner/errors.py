@@ -11,6 +11,7 @@
     ├── InsideJobError          enqueue from inside a job
     ├── NotInJobError           current_job outside a job
     ├── JobNotFoundError        the store knows no such job
+    │   └── ResultExpiredError  it did: the job has ended, and its time in the store is over
     ├── ResultTimeoutError      the job had not ended in the time given (also a TimeoutError; retryable)
     ├── UnverifiedResultError   a stored end that no trusted node signed: never returned as a result
     ├── Retry                   raised by a task inside a job: try me again later
@@ -46,6 +47,7 @@ __all__ = [
     "JobNotFoundError",
     "JobRefused",
     "NotInJobError",
+    "ResultExpiredError",
     "ResultTimeoutError",
     "Retry",
     "RingfenceError",
@@ -141,9 +143,15 @@ class NotInJobError(RingfenceError):
 
 
 class JobNotFoundError(RingfenceError):
-    """The store has no such job: a wrong id, or it ended more than the result time (7 days) ago."""
+    """The store has no such job: a wrong id, or one so old that nothing is left of it."""
 
     code = "job_not_found"
+
+
+class ResultExpiredError(JobNotFoundError):
+    """The job was there and ended; what was kept of it has passed its time (7 days)."""
+
+    code = "result_expired"
 
 
 class ResultTimeoutError(RingfenceError, TimeoutError):

@@ -150,6 +150,12 @@ class Job(Generic[R]):
         """`retry` without blocking the event loop."""
         return await in_thread(self.retry, force)
 
+    async def adecide(
+        self, secret: str, approved: bool, attempt: int | None = None, reason: str = "", wait: float = 15.0
+    ) -> PauseReceipt:
+        """`decide` without blocking the event loop."""
+        return await in_thread(self.decide, secret, approved, attempt, reason, wait)
+
     async def astatus(self) -> JobView:
         """`status` without blocking the event loop."""
         return await in_thread(self.status)

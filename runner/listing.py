@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from runner import results, signing
 from runner.client import Client, Entry
-from runner.errors import JobNotFoundError
 from runner.wire import codec, ids, record
 from runner.wire.card import NodeCard
 from runner.wire.envelope import Domain
@@ -49,7 +48,7 @@ def view(client: Client, job_id: str, spec: JobSpec | None = None) -> JobView:
     """Return one job, with its value if it finished and with the reason if it waits. Raises JobNotFoundError."""
     found, last = client.job_and_last(client.keys.job(job_id), results.FIELDS, client.keys.results(job_id))
     if "status" not in found:
-        raise JobNotFoundError(f"no job {job_id}: a wrong id, or it ended more than 7 days ago")
+        raise results.missing(client, job_id)
     outcome = results.outcome_of(client, job_id, spec, found)
     value: object = None
     if outcome is not None and last is not None:
@@ -61,7 +60,7 @@ def view(client: Client, job_id: str, spec: JobSpec | None = None) -> JobView:
     elif _text(found, "rf_state") == State.DEFERRED:
         waiting = _waited_for(client, spec or results.checked_spec(client, job_id))
     elif _text(found, "rf_state") == State.QUEUED:
-        waiting = _waiting(client, job_id, results.lane_for(client, job_id, spec, found))
+        waiting = _waiting(client, job_id, results.lane_for(client, job_id, spec, found), spec)
     return _job(job_id, found, outcome, value, waiting)
 
 
@@ -191,7 +190,7 @@ def _speaks_for(card: NodeCard, job_id: str) -> bool:
 def _enqueued_ms(client: Client, job_id: str) -> str:
     found = client.fields(client.keys.job(job_id), ["created_at"])
     if not found:
-        raise JobNotFoundError(f"no job {job_id}: a wrong id, or it ended more than 7 days ago")
+        raise results.missing(client, job_id)
     return str(parse_ms(_text(found, "created_at")) or "-")
 
 
@@ -245,10 +244,12 @@ def _usage(outcome: Outcome | None) -> dict[str, float | int]:
     }
 
 
-def _waiting(client: Client, job_id: str, lane: str) -> str | None:
+def _waiting(client: Client, job_id: str, lane: str, spec: JobSpec | None) -> str | None:
     """Say why a queued job waits, in one sentence; None when it only has to take its turn."""
     tenant = ids.tenant_of(job_id)
     queue, _, needs = lane.partition("@")
+    if queue in client.table(client.keys.suspended()):
+        return f"queue {queue} is suspended: `ringfence unsuspend {queue}` lets it go on"
     live = [node for node in nodes(client) if node.state != "lost"]
     if not live:
         return "no node is alive: start one with `ringfence up` or `ringfence agent`"
@@ -266,7 +267,18 @@ def _waiting(client: Client, job_id: str, lane: str) -> str | None:
         return f"every fitting node is not ready: {', '.join(f'{node.name} {node.state}' for node in fitting)}"
     if all(node.busy >= node.slots for node in ready):
         return "every slot of the fitting nodes is busy"
+    spec = spec or results.checked_spec(client, job_id)
+    if spec is not None and not any(_has_room(node, spec) for node in ready):
+        wanted = {"memory": spec.grants.memory_bytes, "cpus": spec.grants.cpus}
+        told = " and ".join(f"{name} {amount:g}" for name, amount in wanted.items() if amount)
+        return f"no fitting node has {told} left for it now: it starts when jobs there have ended"
     return None
+
+
+def _has_room(node: NodeView, spec: JobSpec) -> bool:
+    """Whether a node has left what a job asks for, or runs nothing: then it is given what there is."""
+    asked = {"memory_bytes": spec.grants.memory_bytes, "cpus": spec.grants.cpus}
+    return not node.busy or all(node.free.get(name, amount) >= amount for name, amount in asked.items() if amount)
 
 
 def _waited_for(client: Client, spec: JobSpec | None) -> str:

@@ -12,7 +12,6 @@ from typing import Final, Literal, cast
 
 from runner import orders
 from runner.client import Client
-from runner.errors import UsageError
 from runner.orders import STEP_S, Replies
 from runner.wire import ids
 from runner.wire.command import Command, Selector
@@ -97,12 +96,10 @@ def _local(
 ) -> PauseReceipt:
     """What this client knows by itself: not signed, and never a confirmed pause."""
     now_ms = time.time_ns() // 1_000_000
-    if command.op == "kill":
-        raise UsageError("a kill has receipts of its own")
     return PauseReceipt(
         job=job_id,
         command=command.id,
-        op=command.op,
+        op=cast("Literal['pause', 'resume', 'approve', 'deny']", command.op),
         outcome=outcome,
         state=state,
         done_at=iso(now_ms),

@@ -16,7 +16,6 @@ from runner.client import Client
 from runner.errors import (
     DuplicateJobError,
     EnqueueError,
-    JobNotFoundError,
     ResultTimeoutError,
     RingfenceError,
     UsageError,
@@ -114,7 +113,7 @@ def _signed_here(client: Client, job_id: str) -> JobSpec:
     """The job as this client's own key signed it."""
     data = client.fields(client.keys.job(job_id), ["data"]).get("data")
     if data is None:
-        raise JobNotFoundError(f"no job {job_id}: a wrong id, or it ended more than 7 days ago")
+        raise results.missing(client, job_id)
     try:
         found = payload.parse(data)
         domain = schedules.domain_of(found.occurrence)

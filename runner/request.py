@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal, Protocol, TypedDict, cast
 
-from runner import limits
+from runner import limits, suspects
 from runner.errors import UsageError
 from runner.grants import Grants
 from runner.wire import grants as forms
-from runner.wire import ids, passing, sealed, values
+from runner.wire import ids, passing, reuse, sealed, values
 from runner.wire.codec import Json
 from runner.wire.errors import ValueTypeError, WireError
 from runner.wire.flow import After, Backoff, Concurrency, Rate, Unique
 from runner.wire.sealed import Sealed
-from runner.wire.spec import MAX_ENVELOPE_BYTES, JobSpec, Limits
+from runner.wire.spec import MAX_ENVELOPE_BYTES, MAX_REUSE, JobSpec, Limits
 
 __all__ = ["JobOptions", "build", "merged", "parse_tag", "parse_tags"]
 
@@ -50,6 +50,7 @@ class JobOptions(TypedDict, total=False):
     ``tags``: a mapping, or texts ``key=value``. ``timeout``: limit of one attempt. ``eta``, ``countdown``: not before
     this aware datetime, or so many seconds from now. ``expires``: void if not started by then, in seconds from now or
     an aware datetime; default 7 days after the job may start. ``fresh``: a sandbox that no other job used before.
+    ``reuse``: up to so many jobs of one task, tenant, key and set of grants may run in one worker, one after the other.
     ``trusted``: may run below level B where policy agrees. ``after``: jobs (handles or ids) that must have ended first;
     those whose `Job.output` is an argument are among them. ``on_failure``: what to do if one of them did not finish.
     ``backoff``, ``retry_on``, ``never_on``: see RetryRule and limits.retry_rule. ``unique``: a name that one job holds
@@ -81,6 +82,7 @@ class JobOptions(TypedDict, total=False):
     min_level: str
     at_most_once: bool
     fresh: bool
+    reuse: int
     trusted: bool
     after: Sequence[HasId | str] | HasId | str
     on_failure: Literal["refuse", "run"]
@@ -120,8 +122,9 @@ def build(
         words = values.encode(list(args), MAX_ARGUMENTS_BYTES, "args", held)
         named = values.encode(dict(kwargs or {}), MAX_ARGUMENTS_BYTES, "kwargs", held)
         env = options.get("env") or {}
+        suspects.warn(suspects.suspects(argv, args, kwargs or {}, env))
         not_before_ms, not_after_ms = _window(options, now)
-        return JobSpec(
+        spec = JobSpec(
             id=ids.new_job_id(tenant),
             tenant=tenant,
             queue=options.get("queue") or "agents",
@@ -139,7 +142,7 @@ def build(
             node=options.get("node"),
             min_level=options.get("min_level") or ("F" if options.get("trusted", False) else "B"),
             trusted=options.get("trusted", False),
-            profile="fresh" if options.get("fresh", False) else "default",
+            profile=_profile(options),
             grants=options["grants"].to_wire() if "grants" in options else forms.Grants(),
             limits=Limits(timeout_s=_timeout(options.get("timeout"))),
             retry=limits.retry_rule(
@@ -154,6 +157,7 @@ def build(
             tags=parse_tags(options.get("tags")),
             after=_after(options, (words, named)),
         )
+        return _shareable(spec)
     except ValueTypeError:
         raise
     except WireError as error:
@@ -175,6 +179,25 @@ def parse_tags(tags: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]
     if isinstance(tags, Mapping):
         return dict(tags)
     return dict(parse_tag(text) for text in tags or ())
+
+
+def _shareable(spec: JobSpec) -> JobSpec:
+    """Return the job. Raises UsageError: it asks for reuse and for what is made for one attempt alone."""
+    if why := reuse.problem(spec):
+        raise UsageError(why)
+    return spec
+
+
+def _profile(options: JobOptions) -> str:
+    fresh = options.get("fresh", False)
+    again: object = options.get("reuse")
+    if again is None:
+        return "fresh" if fresh else "default"
+    if fresh:
+        raise UsageError("fresh and reuse are opposites: give one of them")
+    if isinstance(again, bool) or not isinstance(again, int) or not 1 <= again <= MAX_REUSE:
+        raise UsageError(f"reuse is how many attempts one worker may run: a number from 1 to {MAX_REUSE}")
+    return f"reuse={again}"
 
 
 def _unique(options: JobOptions) -> Unique | None:

@@ -21,10 +21,16 @@ from typing import Final
 
 from runner import signing, trust
 from runner.client import Client, Entry
-from runner.errors import JobNotFoundError, ResultTimeoutError, UnverifiedResultError, end_error
+from runner.errors import (
+    JobNotFoundError,
+    ResultExpiredError,
+    ResultTimeoutError,
+    UnverifiedResultError,
+    end_error,
+)
 from runner.scripts import payload
 from runner.trust import serves
-from runner.wire import codec, values
+from runner.wire import codec, ids, values
 from runner.wire import schedule as schedules
 from runner.wire import spec as specs
 from runner.wire.errors import WireError
@@ -124,7 +130,7 @@ class Waiter:
         client = self._client
         found, last = client.job_and_last(client.keys.job(self._job_id), FIELDS, self._stream)
         if "status" not in found:
-            raise JobNotFoundError(f"no job {self._job_id}: a wrong id, or it ended more than 7 days ago")
+            raise missing(client, self._job_id)
         if _text(found, "rf_state") in END_STATES:
             return self._end(found, last)
         left_s = longest_s
@@ -209,7 +215,7 @@ def logs(client: Client, job_id: str, follow: bool) -> Iterator[tuple[int, bytes
 def _state_or_raise(client: Client, job_id: str) -> str:
     found = client.fields(client.keys.job(job_id), ["rf_state", "status"])
     if not found:
-        raise JobNotFoundError(f"no job {job_id}: a wrong id, or it ended more than 7 days ago")
+        raise missing(client, job_id)
     return _text(found, "rf_state") or _text(found, "status")
 
 
@@ -228,6 +234,17 @@ def _signed_for(client: Client, job_id: str, lane: str, found: Mapping[str, byte
         if outcome is not None:
             return outcome
     return None
+
+
+def missing(client: Client, job_id: str) -> JobNotFoundError:
+    """Return the error for a job that the store does not hold; the tenant's list remembers those that it held."""
+    try:
+        tenant = ids.tenant_of(job_id)
+    except WireError:
+        return JobNotFoundError(f"no job {job_id}: this is no job's id")
+    if client.score(client.keys.active(tenant), job_id) is not None:
+        return ResultExpiredError(f"job {job_id} has ended, and what was kept of it has expired (7 days after its end)")
+    return JobNotFoundError(f"no job {job_id}: a wrong id, another tenant's, or it ended long ago")
 
 
 def checked_spec(client: Client, job_id: str) -> JobSpec | None:

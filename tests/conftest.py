@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,15 @@ from hypothesis.configuration import set_hypothesis_home_dir
 
 from tests.support import leaks, scratch
 from tests.support.valkey import Valkey, running
+
+CACHE = Path(__file__).parents[1] / ".cache"
+
+# The bytecode of tests and tools is kept where nothing else looks for it, for this process alone: what it starts gets
+# neither setting. Compiling some 300 files with their assertions anew would cost each test process seconds; so would
+# what hypothesis keeps of these files and of Unicode.
+sys.pycache_prefix = str(CACHE / "bytecode")
+sys.dont_write_bytecode = False
+set_hypothesis_home_dir(CACHE / "hypothesis")
 
 hypothesis.settings.register_profile("ringfence", deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("ringfence")
@@ -36,9 +46,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[scratch_key] = path
     os.environ["TMPDIR"] = str(path)
     tempfile.tempdir = None
-    home = path / "hypothesis"
-    home.mkdir()
-    set_hypothesis_home_dir(home)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

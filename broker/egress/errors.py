@@ -20,6 +20,7 @@ _CODES: Final = {
     "denied": (403, "its secret was not granted for this host, or is granted no more"),
     "expired": (403, "the time of its secret is over"),
     "used-up": (403, "its secret was used as often as the rule allows"),
+    "not-this-request": (403, "the rule of its secret does not list this method and path"),
     "pending": (503, "its secret waits for a person's approval"),
     "slow-down": (429, "too many requests at once"),
 }

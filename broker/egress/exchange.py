@@ -3,7 +3,7 @@
 Called by http.py (plain requests) and keyed.py (requests that carry a secret). Must never pass on framing that it has
 not understood itself (h11 parses and writes both sides), or what is for one connection only.
 
-Source: RFC 9112 sections 6 and 7, RFC 9110 section 7.6.1.
+Source: RFC 9112 sections 6 (6.3: a length beside chunks is removed) and 7, RFC 9110 section 7.6.1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _HOP: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"proxy-authorization"}
     | {b"proxy-authenticate", b"host"}
 )
-_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+_LENGTH: Final = b"content-length"
+_CHUNKED: Final = b"transfer-encoding"
+_FRAMING: Final = frozenset({_LENGTH, _CHUNKED})
 _ENCODING: Final = b"content-encoding"
 _SWITCHING: Final = 101
 
@@ -67,6 +69,9 @@ def passed(headers: Headers) -> Headers:
         word.strip().lower() for name, value in headers if name.lower() == b"connection" for word in value.split(b",")
     }
     dropped = (_HOP | listed) - _FRAMING
+    if any(name.lower() == _CHUNKED for name, _ in headers):
+        # A length beside it is what two servers in a row disagree about: where this message ends, and the next begins.
+        dropped |= {_LENGTH}
     return [(name, value) for name, value in headers if name.lower() not in dropped]
 
 

@@ -82,11 +82,13 @@ def _goes_on(client: h11.Connection) -> bool:
 
 
 async def _tunnel(visit: Visit, client: h11.Connection, request: h11.Request) -> None:
+    if visit.inside is not None:
+        raise BadRequestError("there is no way on from inside this connection")
     host, colon, port = request.target.decode("ascii", "replace").rpartition(":")
     if not colon or not port.isascii() or not port.isdigit():
         raise BadRequestError("CONNECT takes HOST:PORT")
     wanted = canonical(host, int(port[:6]))
-    secret = wanted in visit.rules.keyed and visit.inside is None
+    secret = wanted in visit.rules.keyed
     if not secret:
         wanted, far = await visit.reach(host, int(port[:6]))
     await visit.near.send(client.send(h11.Response(status_code=200, headers=[], reason=b"Connected")) or b"")

@@ -4,7 +4,7 @@ Called by http.py, for plain requests and for those inside a TLS session that en
 the host is connected, checked and verified, in any place but that header, or without leave for this very request; and
 never follow a redirect (attack 15).
 
-Source: RFC 9110 sections 7.6.1, 9.3.8 (TRACE gives a request's headers back) and 12.5.3.
+Source: RFC 9110 sections 7.6.1, 9.3.8 (TRACE gives a request's headers back), 12.5.3 and 14.2.
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ MAX_HEAD_BYTES: Final = 32 * 1024
 _HTTPS_PORT: Final = 443
 #: They answer with what they got.
 _ECHOING: Final = frozenset({b"TRACE", b"TRACK"})
-#: Answers must come as they are: what is compressed can't be looked through.
+#: Answers must come as they are, and whole: what is compressed, or cut in small parts, can't be looked through. A host
+#: need not hear the wish for a part, so every client takes the whole, too.
 _ENCODINGS: Final = b"accept-encoding"
+_PARTS: Final = frozenset({b"range", b"if-range"})
+#: Some hosts take the method or the path from these; what the broker has allowed is the request's first line.
+_OTHERWISE: Final = frozenset(
+    {b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-original-url", b"x-rewrite-url"}
+)
 #: A kept connection that rested for longer may have been closed by the host just now.
 _REST_S: Final = 4.0
 
@@ -60,7 +66,7 @@ async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: 
     keys = access.keys
     chain = await _chain(visit, host, access.trust)
     try:
-        leave = await keys.use(host)
+        leave = await keys.use(host, f"{request.method.decode('ascii')} {path.partition('?')[0]}")
     except SecretRefusedError as error:
         visit.refuse(host, error)
         raise
@@ -89,7 +95,7 @@ def dressed(headers: Headers, host: Destination, secrets: Sequence[tuple[bytes, 
     named = f"[{host.host}]" if ":" in host.host else host.host
     text = named if host.port == _HTTPS_PORT else f"{named}:{host.port}"
     # Many servers read an underscore as the hyphen.
-    taken = {name.lower() for name, _ in secrets} | {_ENCODINGS}
+    taken = {name.lower() for name, _ in secrets} | _PARTS | _OTHERWISE | {_ENCODINGS}
     own = [(name, value) for name, value in passed(headers) if name.lower().replace(b"_", b"-") not in taken]
     return [(b"host", text.encode("ascii")), *own, (_ENCODINGS, b"identity"), *secrets]
 

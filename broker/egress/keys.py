@@ -3,7 +3,7 @@
 Made by the door of an attempt with proxied secrets. Must never give a value for a request that the broker has not
 recorded, keep one longer than the broker said, or any when the line is gone: the broker shuts it when the lease ends.
 
-    door → broker   {"op": "use", "id", "host"} · {"op": "masked", "hits"}
+    door → broker   {"op": "use", "id", "host", "request" (METHOD TARGET)} · {"op": "masked", "hits"}
     broker → door   {"id", "ok": true, "keys": [{"name", "version", "header", "text", "value"}], "for_s"} (base64;
                     text and value only the first time; for_s: when all must be forgotten) · {"id", "ok": false,
                     "err": CODE} · {"op": "drop"}: forget all values
@@ -80,8 +80,8 @@ class Keys:
         """Whether the line is gone."""
         return self._end.fileno() < 0
 
-    async def use(self, host: Destination) -> Leave:
-        """Return what one request to ``host`` carries; the broker has recorded it.
+    async def use(self, host: Destination, request: str = "") -> Leave:
+        """Return what one request (``METHOD TARGET``) to ``host`` carries; the broker has recorded it.
 
         Raises:
             SecretRefusedError: it may carry nothing now, or the broker does not answer.
@@ -91,7 +91,7 @@ class Keys:
         answer: asyncio.Future[dict[str, Json]] = self._loop.create_future()
         self._waiting[number] = answer
         try:
-            self._end.send(codec.dump({"op": "use", "id": number, "host": str(host)}))
+            self._end.send(codec.dump({"op": "use", "id": number, "host": str(host), "request": request}))
             async with asyncio.timeout(ANSWER_S):
                 reply = await answer
         except (OSError, TimeoutError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from broker.vault.redact import forms
+from broker.vault.redact import forms, open_end
 
 __all__ = ["Mask", "Veil"]
 
@@ -58,7 +58,7 @@ class Mask:
     def feed(self, data: bytes) -> bytes:
         """Return what can go on: all but an end that may be the start of a value."""
         text = self.cover(self._kept + data if self._kept else data)
-        keep = self._open_end(text)
+        keep = open_end(text, self._veil.covers)
         self._kept = text[len(text) - keep :] if keep else b""
         return text[: len(text) - keep] if keep else text
 
@@ -72,16 +72,3 @@ class Mask:
         clean, found = self._veil.whole(text)
         self.hits += found
         return clean
-
-    def _open_end(self, text: bytes) -> int:
-        """Return the length of the longest end of ``text`` that a form begins with."""
-        longest = 0
-        for form in self._veil.covers:
-            first = form[:1]
-            at = text.find(first, max(0, len(text) - len(form) + 1))
-            while at >= 0 and len(text) - at > longest:
-                if form.startswith(text[at:]):
-                    longest = len(text) - at
-                    break
-                at = text.find(first, at + 1)
-        return longest

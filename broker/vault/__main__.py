@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from broker.vault import backends
 from broker.vault.errors import VaultError
 from broker.vault.service import serve
 from broker.vault.settings import read
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        backends.require(sys.platform)
         settings = read(given, os.environ)
         agents = frozenset({0, os.geteuid(), *settings.agents})
         egress = agents if settings.egress_uid is None else frozenset({settings.egress_uid})

@@ -17,14 +17,14 @@ import hmac
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from broker.vault.disk import FILE_MODE, Folder, Write
 from broker.vault.errors import AuditError
 
-__all__ = ["AUDIT_FILE", "GENESIS", "Audit", "Head", "verify"]
+__all__ = ["AUDIT_FILE", "GENESIS", "Audit", "Head", "Reader", "verify"]
 
 AUDIT_FILE: Final = "audit.log"
 GENESIS: Final = bytes(32)
@@ -158,6 +158,44 @@ class Audit:
         self._torn = False
 
 
+class Reader:
+    """Reads a record that somebody else writes, and checks each line against the ones before it."""
+
+    def __init__(self, folder: Folder, seed: bytes) -> None:
+        """Open the record at its first line. Raises AuditError: there is none."""
+        try:
+            self._fd = os.open(AUDIT_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
+        except OSError as error:
+            raise AuditError(f"{folder.path / AUDIT_FILE} can't be opened: {error.strerror}") from None
+        self._chain, self._end = _Chain(seed), 0
+
+    @property
+    def head(self) -> Head:
+        """The end of what was read."""
+        return self._chain.head
+
+    def more(self) -> Iterator[Mapping[str, object]]:
+        """Yield the whole lines that have come since; one that is being written waits for its end.
+
+        Raises:
+            AuditError: a line does not fit, or what was read is not there any more.
+        """
+        if os.fstat(self._fd).st_size < self._end:
+            raise AuditError(f"the record was cut after its line {self._chain.count} had been read")
+        for line in _read_all(self._fd, self._end).splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                return
+            _step(self._chain, line)
+            self._end += len(line)
+            yield json.loads(line.rsplit(b" ", 1)[0])
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 def verify(data: bytes, seed: bytes, anchor: Head | None = None) -> tuple[Head, tuple[Mapping[str, object], ...]]:
     """Walk a whole record; returns its end and its lines.
 
@@ -193,8 +231,8 @@ def _step(chain: _Chain, line: bytes) -> None:
     chain.take(want)
 
 
-def _read_all(fd: int) -> bytes:
-    parts, at = [], 0
+def _read_all(fd: int, at: int = 0) -> bytes:
+    parts = []
     while part := os.pread(fd, 1 << 20, at):
         parts.append(part)
         at += len(part)

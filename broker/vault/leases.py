@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from broker.vault import placing
+from broker.vault import bounds, placing
 from broker.vault import rules as policy
 from broker.vault.errors import VaultUsageError
 from broker.vault.rules import Ask, Decision, Rules
@@ -45,6 +45,8 @@ class Granted:
     version: int | None = None
     #: Where a proxied value is put.
     header: str = placing.DEFAULT
+    #: Which requests it may go with: the rule's list, and one more for each reload that narrowed it.
+    requests: tuple[tuple[str, ...], ...] = ()
     #: Uses of this lease.
     spent: int = 0
 
@@ -98,10 +100,15 @@ class Lease:
         granted.spend()
         return granted, ""
 
-    def take_for(self, host: str, now_s: float) -> tuple[list[tuple[str, Granted]], Code]:
-        """Spend one use of each secret that a request to ``host`` carries; ([], code) if it may carry nothing now."""
+    def take_for(self, host: str, now_s: float, request: str = "") -> tuple[list[tuple[str, Granted]], Code]:
+        """Spend one use of each secret that a request to ``host`` carries; ([], code) if it may carry nothing now.
+
+        ``request``: its method and target. One that a single secret of the host must not go with goes with none.
+        """
         found = [(name, one) for name, one in self.grants.items() if one.ask.mode == "proxy" and one.ask.host == host]
         code = next(filter(None, (_refusal(one, now_s) for _, one in found)), "" if found else "denied")
+        if not code and not all(bounds.fits(request, one.requests) for _, one in found):
+            code = "not-this-request"
         if code:
             return [], code
         for _, one in found:
@@ -236,9 +243,8 @@ class Leases:
                 if not decision.allowed:
                     del lease.grants[name]
                     ended.append((lease.attempt, name))
-                elif decision.uses is not None:
-                    left = granted.uses_left
-                    granted.uses_left = decision.uses if left is None else min(left, decision.uses)
+                else:
+                    _narrow(granted, decision)
         return tuple(ended)
 
     def _granted(self, lease: Lease, ask: Ask, decision: Decision) -> Granted:
@@ -247,7 +253,18 @@ class Leases:
         if uses is not None:
             uses = max(0, uses - self._used.get(key, 0))
         waits = decision.approve and not self._decided.get(key, False)
-        return Granted(ask, decision.rule, until_s, uses, waits, decision.on_leak, header=decision.header)
+        found = Granted(ask, decision.rule, until_s, uses, waits, decision.on_leak, header=decision.header)
+        found.requests = (decision.requests,) if decision.requests else ()
+        return found
+
+
+def _narrow(granted: Granted, decision: Decision) -> None:
+    """Take a reloaded rule's limits over where they are less than what there is."""
+    if decision.uses is not None:
+        left = granted.uses_left
+        granted.uses_left = decision.uses if left is None else min(left, decision.uses)
+    if decision.requests and decision.requests not in granted.requests:
+        granted.requests += (decision.requests,)
 
 
 def _same_header(lease: Lease, ask: Ask, header: str) -> str:

@@ -3,7 +3,7 @@
 Called by the desk, which tells it when a lease begins and ends. Must never answer anybody but the egress process, let a
 request go out that is not in the record, or leave a line open behind its lease.
 
-    egress → broker   {"op": "use", "id", "host"} · {"op": "masked", "hits"}
+    egress → broker   {"op": "use", "id", "host", "request" (METHOD TARGET)} · {"op": "masked", "hits"}
     broker → egress   {"id", "ok": true, "keys": [{"name", "version", "header", "text", "value"}], "for_s"} (base64;
                       text and value only the first time on a line) · {"id", "ok": false, "err": CODE} · {"op": "drop"}
 """
@@ -142,15 +142,15 @@ class Lines:
                 hits = order["hits"]
                 self._remark(line, "secret.masked", hits=hits if isinstance(hits, int) else 0, where="answer")
                 return {}
-            return {"id": order["id"], **self._use(line, str(order["host"]))}
+            return {"id": order["id"], **self._use(line, str(order["host"]), str(order.get("request", "")))}
         except (VaultUsageError, ValueError, KeyError, RecursionError):
             return {}
 
-    def _use(self, line: _Line, host: str) -> Reply:
+    def _use(self, line: _Line, host: str, request: str) -> Reply:
         lease, now_s = line.lease, self._clock()
         if not lease.admit(now_s):
             return {"ok": False, "err": "slow-down"}
-        granted, code = lease.take_for(orders.host_of(host), now_s)
+        granted, code = lease.take_for(orders.host_of(host), now_s, request)
         if not granted:
             if code != "pending":
                 self._remark(line, "request.refused", code=code, host=host[:260])

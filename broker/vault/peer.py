@@ -16,8 +16,9 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
+
+from broker.vault.sender import MAX_MESSAGE_BYTES, Message, Sender
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -31,7 +32,6 @@ __all__ = [
     "receive",
 ]
 
-MAX_MESSAGE_BYTES: Final = 64 * 1024
 _SO_PASSPIDFD: Final = 76
 _SO_PASSRIGHTS: Final = 83
 _SCM_CREDENTIALS: Final = 2
@@ -41,35 +41,6 @@ _UCRED: Final = struct.Struct("iII")
 _PIDFD_GET_PID_NAMESPACE: Final = 0xFF05
 _MAX_FDS: Final = 8
 _SPACE: Final = socket.CMSG_SPACE(_UCRED.size) + socket.CMSG_SPACE(4) + socket.CMSG_SPACE(4 * _MAX_FDS)
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """The process that sent one message. ``pidfd`` pins it; None: it could not be pinned, so it is nobody."""
-
-    pid: int
-    uid: int
-    pidfd: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message with its sender and descriptors; ``close`` when done. ``cut``: it was longer than is read."""
-
-    data: bytes
-    sender: Sender
-    fds: tuple[int, ...]
-    cut: bool
-
-    def close(self) -> None:
-        """Close the pin and every descriptor that was not taken over."""
-        for fd in (*self.fds, *(() if self.sender.pidfd is None else (self.sender.pidfd,))):
-            with suppress(OSError):
-                os.close(fd)
-
-    def without_fds(self) -> Message:
-        """Return the message without its descriptors: somebody else has taken them over."""
-        return Message(self.data, self.sender, (), self.cut)
 
 
 def arm(channel: socket.socket, *, rights: bool) -> bool:

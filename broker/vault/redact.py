@@ -1,8 +1,8 @@
 """Takes values out of a stream of bytes: as they are, and in the forms that careless programs give them.
 
 Called by the scrubber process with the values of one live job. Must never promise more than it can: a program that
-wants to get a value past it can (reversed in pieces, encrypted); this is for accidents. It holds back the tail of what
-it was fed, so that a value split over two writes is found.
+wants to get a value past it can (reversed in pieces, encrypted); this is for accidents. It holds back an end that a
+value may begin with, so that one split over two writes is found, and nothing else: a prompt is seen at once.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import html
 import json
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["MIN_FORM_BYTES", "Redactor", "forms"]
+__all__ = ["MIN_FORM_BYTES", "Redactor", "forms", "open_end"]
 
 #: A shorter text would be found in half of all output, and its mask would say what it was.
 MIN_FORM_BYTES: Final = 6
@@ -41,9 +41,28 @@ def forms(value: bytes) -> frozenset[bytes]:
     else:
         found |= {json.dumps(text_form)[1:-1].encode(), json.dumps(text_form, ensure_ascii=False)[1:-1].encode()}
         found |= {html.escape(text_form).encode(), repr(text_form)[1:-1].encode("utf-8", "backslashreplace")}
+        # JSON in JSON, as agents' tool calls have it; a result is JSON by itself.
+        found |= {_in_json(form) for form in tuple(found)}
         found |= {text_form.encode("utf-16-le"), text_form.encode("utf-16-be")}
     found |= {line.strip() for line in value.split(b"\n") if len(line.strip()) >= MIN_LINE_BYTES}
     return frozenset(form for form in found if len(form) >= MIN_FORM_BYTES)
+
+
+def _in_json(form: bytes) -> bytes:
+    return json.dumps(form.decode("utf-8", "replace"))[1:-1].encode()
+
+
+def open_end(text: bytes, looked_for: Iterable[bytes]) -> int:
+    """Return the length of the longest end of ``text`` that one of the forms begins with, and is longer than."""
+    longest = 0
+    for form in looked_for:
+        at = text.find(form[:1], max(0, len(text) - len(form) + 1))
+        while at >= 0 and len(text) - at > longest:
+            if form.startswith(text[at:]):
+                longest = len(text) - at
+                break
+            at = text.find(form[:1], at + 1)
+    return longest
 
 
 class Redactor:
@@ -57,7 +76,6 @@ class Redactor:
         )
         self._names = dict(reversed(pairs))
         self._pattern = re.compile(b"|".join(re.escape(form) for form, _ in pairs)) if pairs else None
-        self._hold = max((len(form) for form, _ in pairs), default=1) - 1
         self._kept = b""
         self.hits = 0
         #: The secrets that were found, in the order of their first time.
@@ -67,7 +85,7 @@ class Redactor:
         return f"Redactor({len(self._names)} forms)"
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what can be let go; up to the longest form's length less one is held back."""
+        """Return what can be let go: all but an end that may be the start of a value."""
         return self._pass(chunk, last=False)
 
     def finish(self) -> bytes:
@@ -88,7 +106,7 @@ class Redactor:
         data = self._kept + chunk
         if self._pattern is None:
             return data
-        cut = len(data) if last else max(0, len(data) - self._hold)
+        cut = len(data) if last else len(data) - open_end(data, self._names)
         out, at = [], 0
         for match in self._pattern.finditer(data):
             if match.start() >= cut:

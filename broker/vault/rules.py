@@ -15,6 +15,7 @@ narrows them. Unknown keys refuse to load.
     modes = ["proxy"]                  # default proxy; also get, file, env
     hosts = ["api.openai.com"]         # required with proxy; HOST:PORT for another port than 443
     header = "x-api-key: {value}"      # with proxy; default "Authorization: Bearer {value}"
+    requests = ["POST /v1/chat/*"]     # with proxy; default every request to these hosts
     ttl_s = 900.0                      # at most this long after the attempt's start; default: as long as it runs
     uses = 100                         # at most so many releases or proxied requests; default no limit
     approve = false                    # true: a person has to say yes first
@@ -30,7 +31,7 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Final, Literal, TypeVar
 
-from broker.vault import placing
+from broker.vault import bounds, placing
 from broker.vault.errors import RulesError
 
 __all__ = ["Ask", "Decision", "Mode", "OnLeak", "Rule", "Rules", "decide", "parse"]
@@ -41,8 +42,8 @@ OnLeak = Literal["redact", "kill"]
 _ON_LEAK: Final = ("redact", "kill")
 _MODES: Final = ("proxy", "get", "file", "env")
 _ANY: Final = ("*",)
-_LISTS: Final = ("secrets", "tenants", "tasks", "commands", "queues", "tags", "modes", "hosts")
-_LIMITS: Final = frozenset({"modes", "hosts", "ttl_s", "uses", "approve", "header", "on_leak"})
+_LISTS: Final = ("secrets", "tenants", "tasks", "commands", "queues", "tags", "modes", "hosts", "requests")
+_LIMITS: Final = frozenset({"modes", "hosts", "requests", "ttl_s", "uses", "approve", "header", "on_leak"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Rule:
     uses: int | None = None
     approve: bool = False
     header: str = placing.DEFAULT
+    requests: tuple[str, ...] = ()
     on_leak: OnLeak = "redact"
 
     @property
@@ -106,6 +108,7 @@ class Decision:
     approve: bool = False
     header: str = placing.DEFAULT
     on_leak: OnLeak = "redact"
+    requests: tuple[str, ...] = ()
 
 
 def parse(text: str) -> Rules:
@@ -141,7 +144,7 @@ def decide(rules: Rules, ask: Ask) -> Decision:
         missing = _of_job(rule, ask) or _of_way(rule, ask)
         if missing is None:
             ttl_s, uses = _least(rule.ttl_s, ask.ttl_s), _least(rule.uses, ask.uses)
-            return Decision(True, rule.label, "", ttl_s, uses, rule.approve, rule.header, rule.on_leak)
+            return Decision(True, rule.label, "", ttl_s, uses, rule.approve, rule.header, rule.on_leak, rule.requests)
         closest = Decision(False, rule.label, f"{rule.label} does not cover {missing}")
     return closest
 
@@ -194,8 +197,10 @@ def _rule(effect: Literal["allow", "deny"], index: int, entry: object) -> Rule:
         raise RulesError(f"{where}: modes are {', '.join(_MODES)}")
     if effect == "allow" and "proxy" in rule.modes and not rule.hosts:
         raise RulesError(f"{where}: proxy needs hosts, or a secret could be sent anywhere")
-    if "header" in values and "proxy" not in rule.modes:
-        raise RulesError(f"{where}: header is for the mode proxy")
+    for key in values.keys() & {"header", "requests"} if "proxy" not in rule.modes else ():
+        raise RulesError(f"{where}: {key} is for the mode proxy")
+    if "requests" in values and not rule.requests:
+        raise RulesError(f"{where}: requests lists what is allowed; leave it out to allow every request")
     return rule
 
 
@@ -209,7 +214,7 @@ def _value(where: str, key: str, value: object) -> object:
     if key in _LISTS:
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
             raise RulesError(f"{where} must be a list of non-empty strings")
-        return tuple(value)
+        return tuple(map(bounds.check, value)) if key == "requests" else tuple(value)
     if key in ("header", "on_leak"):
         return _text(where, key, value)
     if key == "approve":

@@ -24,7 +24,6 @@ def rows(memory: Memory) -> tuple[Row, ...]:
     return (
         *(opened("answer", os.fsencode(place), flags, fd) for place, fd in zip(disks.PLACES, fds, strict=True)),
         row("answer", "sendmsg", FD_KERNEL, message, 0, expect=1),
-        row("answer", "close_range", FIRST_FD, FD_KERNEL - 1, 0),
     )
 
 
@@ -42,5 +41,4 @@ def seated_rows(memory: Memory, level: str) -> list[Row]:
     return [
         *found,
         row("answer", "sendmsg", FD_KERNEL, memory.outgoing(frames.pack(Op.READY), fds), 0, expect=1),
-        row("answer", "close_range", FIRST_FD, FD_KERNEL - 1, 0),
     ]

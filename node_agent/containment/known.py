@@ -2,8 +2,8 @@
 
 Called by the agent's handle on a mould (``Taught``), by the mould (worker.learn fills ``Outfit.known``) and by the
 worker (looks a plan up). Must never answer for another plan: the key is every byte of the record and the number of each
-descriptor that came with it. Must never hold what a job chose: a plan with grants, with a channel to the broker or with
-a folder of its own to start in is no plain one, and the worker makes its rows itself.
+descriptor that came with it. Must never hold what a job chose: a plan with grants, with a channel to the broker, with a
+folder of its own to start in or for a worker that is reused is no plain one, and the worker makes its rows itself.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ class Known(NamedTuple):
     kind: str
     task_paths: tuple[str, ...]
     result_bytes: int
-    whose: bytes
-    opened: list[str]
+    look: bytes
     restrict: Table
     answer: Table
 
@@ -42,7 +41,7 @@ class Taught:
 
     def sent(self, plan: Plan, record: bytes) -> None:
         """Note that a worker got ``record``."""
-        if plan.mounts or plan.broker or not plan.allow_exec or plan.cwd != HOME:
+        if plan.mounts or plan.broker or plan.reuse or not plan.allow_exec or plan.cwd != HOME:
             return
         known = self._known.get(record)
         if known is None:

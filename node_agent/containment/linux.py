@@ -105,6 +105,7 @@ _NUMBERS: Final = {
     "aarch64": {"pivot_root": 41, "kill": 129},
 }
 _MACHINE: Final = os.uname().machine
+_KILL_OTHERS: Final = (_NUMBERS.get(_MACHINE, {}).get("kill", -1), -1, int(signal.SIGKILL), 0, 0, 0, 0)
 _SYSCALL_WORDS: Final = 6
 _OPEN_TREE: Final = 428
 _MOVE_MOUNT: Final = 429
@@ -307,7 +308,7 @@ def drop_capabilities() -> None:
 
 def kill_others() -> None:
     """SIGKILL to every process that this one may signal, but itself. That there is none is no error: it is the rule."""
-    if raw(_NUMBERS[_MACHINE]["kill"], -1, int(signal.SIGKILL), 0, 0, 0, 0) < 0 and ctypes.get_errno() != errno.ESRCH:
+    if raw(*_KILL_OTHERS) < 0 and ctypes.get_errno() != errno.ESRCH:
         raise OSError(ctypes.get_errno(), "kill: " + os.strerror(ctypes.get_errno()))
 
 

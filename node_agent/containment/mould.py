@@ -19,6 +19,7 @@ A job's path goes on in the worker (worker.py restricts it) and from there in ru
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -29,8 +30,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
-from node_agent.containment import linux, outfit, view, worker
-from node_agent.containment.orders import Order, end_record, order_of
+from node_agent.containment import linux, oomscore, outfit, view, worker
+from node_agent.containment.oomscore import OOM_SCORE_ADJ
+from node_agent.containment.orders import BEGIN, CONT, STOP, TERM, end_record, order_of
 from node_agent.containment.plan import DOORS
 from node_agent.containment.quiet import Quiet
 from node_agent.containment.reaper import Reaper
@@ -40,7 +42,6 @@ from runner.wire import codec
 
 __all__ = ["OOM_SCORE_ADJ", "Seat", "run"]
 
-OOM_SCORE_ADJ: Final = 500
 EXIT_LIFELINE: Final = 112
 EXIT_DEADLINE: Final = 113
 EXIT_CONTROL: Final = 114
@@ -54,7 +55,9 @@ _FD_SPACE: Final = socket.CMSG_SPACE(4)
 _MAX_REAPED: Final = 64
 _SIOCSIFFLAGS: Final = 0x8914
 _UP_AND_RUNNING: Final = 0x41
-_HOLDS: Final = (Order.STOP, Order.CONT)
+_HOLDS: Final = (STOP, CONT)
+_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_one_fd: Final = struct.Struct("i").unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ def _set_up(seat: Seat, progress: worker.Progress) -> view.Prepared:
         signal.signal(number, signal.SIG_DFL)
     # SIGINT has the interpreter's handler, for tasks: here it must not interrupt, whoever sends it.
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD, signal.SIGINT})
-    _raise_oom_score()
+    oomscore.at_least(OOM_SCORE_ADJ)
     progress.step = "cgroup"
     for path in seat.join_paths:
         with open(path, "w", encoding="ascii") as procs:
@@ -136,12 +139,8 @@ class _Mould:
         self._timer = linux.timer_descriptor()
         self._reaper = Reaper()
         self._stopper = Stopper(f"{prepared.stage}/proc")
-        score: int | None = None
-        if seat.level == "A":
-            # With cgroup v1 the job shares this process's memory limit: the job goes first, and why is known.
-            score = _oom_score()
-            _set_oom_score(0)
-        self._outfit = outfit.make(prepared, seat.kit, score, (*seat.paths, *worker.OWN_PATHS))
+        self._lent = oomscore.Lent.of(oomscore.at_least(OOM_SCORE_ADJ)) if seat.level == "A" else None
+        self._outfit = outfit.make(prepared, seat.kit, (*seat.paths, *worker.OWN_PATHS))
         self._deadline_ns: int | None = None
         self._attempt = ""
         self._worker: int | None = None
@@ -150,7 +149,7 @@ class _Mould:
         self._max_rss_bytes = 0
         self._processes = 0
         self._left = 0
-        linux.tidy_heap()
+        _settle()
 
     def serve(self) -> NoReturn:
         """Answer the agent until something ends this mould."""
@@ -187,17 +186,17 @@ class _Mould:
             linux.timer_arm(self._timer, self._deadline_ns)
 
     def _obey(self) -> None:
-        data, ancillary, _, _ = self._control.recvmsg(_MAX_CONTROL_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = self._control.recvmsg(_MAX_CONTROL_BYTES, _FD_SPACE, _CLOEXEC)
         if not data:
             os._exit(EXIT_CONTROL)
-        fds = [fd for _, _, packed in ancillary for fd in struct.unpack(f"{len(packed) // 4}i", packed)]
         order, attempt, doors, lesson = order_of(data)
-        if order == Order.BEGIN and len(fds) == 1 and self._worker is None:
-            self._begin(attempt, fds[0], doors, lesson)
-        elif order == Order.TERM and not fds:
+        if order == BEGIN and len(ancillary) == 1 and self._worker is None:
+            # The space is that of one descriptor.
+            self._begin(attempt, _one_fd(ancillary[0][2])[0], doors, lesson)
+        elif order == TERM and not ancillary:
             self._terminate(attempt)
-        elif order in _HOLDS and not fds:
-            self._hold(attempt, stop=order == Order.STOP)
+        elif order in _HOLDS and not ancillary:
+            self._hold(attempt, stop=order == STOP)
         else:
             os._exit(EXIT_ODD)
 
@@ -212,12 +211,13 @@ class _Mould:
             os._exit(EXIT_ODD)
         if lesson:
             worker.learn(self._outfit, lesson)
+            _settle()
         self._attempt, self._status = attempt, None
         self._cpu_us = self._max_rss_bytes = self._processes = self._left = 0
         try:
             for name in doors:
                 _send_listener(self._control, DOORS[name])  # type: ignore[index] # a wrong name ends this mould
-            pid = linux.fork_into(self._seat.job_fd)
+            pid = self._fork()
         except OSError as error:
             _send(self._control, op="odd", why=str(error)[:300])
             os._exit(EXIT_ODD)
@@ -225,6 +225,16 @@ class _Mould:
             worker.run(channel_fd, self._outfit)
         os.close(channel_fd)
         self._worker = pid
+
+    def _fork(self) -> int:
+        lent = self._lent
+        if lent is None:
+            return linux.fork_into(self._seat.job_fd)
+        lent.begin()
+        pid = linux.fork_into(self._seat.job_fd)
+        if pid:
+            lent.end()
+        return pid
 
     def _terminate(self, attempt: str) -> None:
         """SIGTERM to the worker: safe, because it is this process's own child and not reaped yet."""
@@ -243,8 +253,10 @@ class _Mould:
         _send(self._control, op="held", still=still, moving=moving)
 
     def _reap(self) -> None:
-        with suppress(BlockingIOError):
+        try:  # noqa: SIM105 - suppress() touches six more pages, which are copied anew after each fork
             os.read(self._signals, 128)
+        except BlockingIOError:
+            pass
         self._more = False
         if self._status is not None:
             _kill_everyone()
@@ -269,10 +281,21 @@ class _Mould:
         if self._status is None:
             return
         counted = (self._cpu_us, self._max_rss_bytes, self._processes, self._left)
-        with suppress(OSError):  # as in _send
+        try:  # noqa: SIM105 - as in _reap
             self._control.send(end_record(self._attempt, self._status, *counted))
+        except OSError:  # as in _send
+            pass
         self._worker = self._status = None
         self._stopper.forget()
+
+
+def _settle() -> None:
+    """Leave nothing for a worker to tidy up: it would copy every page that it looks at.
+
+    No object made so far is looked at by a worker's collector, whose first run they would bring about, too.
+    """
+    gc.freeze()
+    linux.tidy_heap()
 
 
 def _kill_everyone() -> None:
@@ -303,26 +326,6 @@ def _close_others(keep: set[int]) -> None:
             linux.close_range(start, fd - 1)
         start = fd + 1
     linux.close_range(start)
-
-
-def _raise_oom_score() -> None:
-    """Jobs go before the host's own processes when memory runs out; raising needs no right."""
-    if _oom_score() < OOM_SCORE_ADJ:
-        _set_oom_score(OOM_SCORE_ADJ)
-
-
-def _oom_score() -> int:
-    with open("/proc/self/oom_score_adj", encoding="ascii") as file:
-        return int(file.read())
-
-
-def _set_oom_score(score: int) -> None:
-    # Without the layers of a file object: every worker does this, and each page it touches there is copied.
-    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, str(score).encode())
-    finally:
-        os.close(fd)
 
 
 def _loopback_up() -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from node_agent.containment.errors import SpawnError, unsent
 from node_agent.containment.known import Taught
-from node_agent.containment.orders import END_MARK, End, Order, end_of, order_record
+from node_agent.containment.orders import BEGIN, CONT, END_MARK, STOP, TERM, End, end_of, order_record
 from node_agent.containment.plan import DoorName, Profile
 from runner.wire import codec
 from runner.wire.codec import Json
@@ -73,7 +73,7 @@ class Mould:
         doors = () if self.profile is None else self.profile.doors
         if doors:
             self._doors = {name: self._loop.create_future() for name in doors}
-        order = order_record(Order.BEGIN, attempt, doors, self.taught.lesson())
+        order = order_record(BEGIN, attempt, doors, self.taught.lesson())
         try:
             socket.send_fds(self._control, [order], [channel_fd])
         except OSError as error:
@@ -103,7 +103,7 @@ class Mould:
     def terminate(self, attempt: str) -> None:
         """Have SIGTERM sent to the worker, if this attempt still runs."""
         with suppress(OSError):
-            self._control.send(order_record(Order.TERM, attempt))
+            self._control.send(order_record(TERM, attempt))
 
     def hold(self, attempt: str, *, still: bool) -> asyncio.Future[tuple[int, int]]:
         """Have everything in the namespace stopped, or let go on; resolves to (standing still, not yet)."""
@@ -112,7 +112,7 @@ class Mould:
             if self.gone.done():
                 self._held.set_result((0, 0))
         with suppress(OSError):
-            self._control.send(order_record(Order.STOP if still else Order.CONT, attempt))
+            self._control.send(order_record(STOP if still else CONT, attempt))
         return self._held
 
     def kill(self) -> None:

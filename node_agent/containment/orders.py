@@ -3,34 +3,31 @@
 Called by the mould and by the agent's handle on it. Must never take anything else than these forms for one: a record
 that is none raises ValueError, and its reader ends the mould. Everything rarer is JSON (see mould.py).
 
-    agent → mould    a letter (the Order), the attempt's name, NUL, the doors that it needs (commas between), NUL, and
+    agent → mould    the order's letter, the attempt's name, NUL, the doors that it needs (commas between), NUL, and
                      what the mould is to learn (known.py); doors and lesson with BEGIN alone
     mould → agent    END_MARK, a fixed head (the fields of End in their order) and the attempt's name
 """
 
 from __future__ import annotations
 
-import enum
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["END_MARK", "End", "Order", "end_of", "end_record", "order_of", "order_record"]
+__all__ = ["BEGIN", "CONT", "END_MARK", "STOP", "TERM", "End", "end_of", "end_record", "order_of", "order_record"]
 
+#: What a mould is told to do.
+BEGIN: Final = b"b"
+TERM: Final = b"t"
+STOP: Final = b"s"
+CONT: Final = b"c"
 END_MARK: Final = b"E"
 #: Mark, raw wait status, microseconds of cpu, largest process in bytes, processes, and those left behind.
 _HEAD: Final = struct.Struct("=ciqqqq")
 _MICROSECONDS: Final = 1_000_000
-
-
-class Order(bytes, enum.Enum):
-    """What a mould is told to do."""
-
-    BEGIN = b"b"
-    TERM = b"t"
-    STOP = b"s"
-    CONT = b"c"
+#: An attempt, doors, a lesson.
+_ORDER_WORDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +45,15 @@ class End:
     left: int = 0
 
 
-def order_record(order: Order, attempt: str, doors: Sequence[str] = (), lesson: bytes = b"") -> bytes:
+def order_record(order: bytes, attempt: str, doors: Sequence[str] = (), lesson: bytes = b"") -> bytes:
     """Return the record of an order."""
-    return b"%b%b\0%b\0%b" % (order.value, attempt.encode("ascii"), ",".join(doors).encode("ascii"), lesson)
+    return b"%b%b\0%b\0%b" % (order, attempt.encode("ascii"), ",".join(doors).encode("ascii"), lesson)
 
 
 def order_of(data: bytes) -> tuple[bytes, str, list[str], bytes]:
     """Return an order's letter, attempt, doors and lesson; whoever reads it knows the letters. Raises ValueError."""
     words = data[1:].split(b"\0", 2)
-    if len(words) < len(("attempt", "doors", "lesson")):
+    if len(words) < _ORDER_WORDS:
         raise ValueError("no order")
     attempt, doors, lesson = words
     return data[:1], attempt.decode("ascii"), doors.decode("ascii").split(",") if doors else [], lesson

@@ -8,6 +8,7 @@ The rows of the view are for a plan without grants (layout.py); view.py builds a
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import struct
@@ -39,20 +40,32 @@ from runner.wire.frames import FD_BROKER, FD_KERNEL, FD_RESULT
 __all__ = [
     "BROKER",
     "FIRST_FD",
-    "STATUS_FD",
     "Kit",
     "Outfit",
     "fence_rows",
     "files_row",
+    "looked",
     "make",
     "view_rows",
 ]
 
 #: Added to the number of stdio descriptors of a plan with a channel to the broker, which comes right behind them.
 BROKER: Final = 10
-_STATUS_BYTES: Final = 1 << 14
-#: The descriptor that the worker's last look at /proc/self/status uses.
-STATUS_FD: Final = 3
+#: A command's and a task's descriptors, without and with a channel to the broker.
+_STDIO: Final = (2, 3, BROKER + 2, BROKER + 3)
+_IDS_BYTES: Final = 48
+_PATH_BYTES: Final = 4096 - _IDS_BYTES
+#: Questions of prctl: PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS, PR_GET_SECCOMP.
+_BOUNDING_READ: Final = 23
+_NO_NEW_PRIVS_READ: Final = 39
+_SECCOMP_READ: Final = 21
+_MOST_CAPABILITIES: Final = 64
+#: SECCOMP_MODE_FILTER.
+_FILTERED: Final = 2
+#: _LINUX_CAPABILITY_VERSION_3.
+_CAPABILITY_VERSION: Final = 0x2008_0522
+#: No id: a call that is given it changes nothing and returns what is.
+_NOBODY: Final = 0xFFFF_FFFF
 _SIG_SETMASK: Final = 2
 _EXCLUSIVE: Final = os.O_CREAT | os.O_EXCL
 #: More than the interpreter waits for before it adapts a function.
@@ -85,10 +98,10 @@ _RULES: Final = (
 class Kit:
     """What the zygote made for every worker: the memory that plans arrive in, and the filters.
 
-    ``filters``: by whether Unix sockets and executable files in memory are allowed.
+    ``filters``: by whether Unix sockets and executable files in memory are allowed; three words: its worker is reused.
     """
 
-    filters: dict[tuple[bool, bool], Filter]
+    filters: dict[tuple[bool, ...], Filter]
     memory: Memory
 
 
@@ -110,16 +123,18 @@ class Outfit:
     rights: tuple[Row, ...]
     landlock: tuple[Row, ...]
     restrict: tuple[Row, ...]
-    ending: dict[tuple[bool, bool], tuple[Row, ...]]
+    ending: dict[tuple[bool, ...], tuple[Row, ...]]
     answer: tuple[Row, ...]
+    #: By number of descriptors, too: after READY.
+    shut: dict[int, tuple[Row, ...]]
     #: By the message that brings the plan (Memory.expected).
     known: dict[bytes, Known]
 
 
-def make(prepared: Prepared, kit: Kit, score: int | None, paths: Sequence[str]) -> Outfit:
+def make(prepared: Prepared, kit: Kit, paths: Sequence[str]) -> Outfit:
     """Make what is equal for all attempts of a mould, in the mould.
 
-    ``score``: the oom_score_adj of its workers, None: its own. ``paths``: what plans will most often name.
+    ``paths``: what plans will most often name.
     """
     level = "A" if prepared.rooted else "B"
     memory = kit.memory
@@ -130,19 +145,20 @@ def make(prepared: Prepared, kit: Kit, score: int | None, paths: Sequence[str]) 
         level=level,
         prepared=prepared,
         memory=memory,
-        opening=Table(_opening(memory, score)),
+        opening=Table(_opening(memory)),
         trees={},
         hard=hard,
         nice=os.getpriority(os.PRIO_PROCESS, 0),
         arranged={
-            count: (*_arranged(count), row("session", "setsid", expect=ANY), *fixed)
-            for count in (2, 3, BROKER + 2, BROKER + 3)
+            count: (*_arranged(count), *_shut("descriptors", count), row("session", "setsid", expect=ANY), *fixed)
+            for count in _STDIO
         },
         rights=_rights(),
         landlock=tuple(allowed),
         restrict=tuple(restrict),
         ending={form: (seccomp.row(ready), *_last_look(memory, level)) for form, ready in kit.filters.items()},
         answer=answer.rows(memory),
+        shut={count: tuple(_shut("answer", count)) for count in _STDIO},
         known={},
     )
     for count in range(len(paths) + 1):
@@ -183,7 +199,7 @@ def fence_rows(
     limits: tuple[int, int | None, int | None, int],
     cwd: str,
     *,
-    form: tuple[bool, bool],
+    form: tuple[bool, ...],
     writable: Sequence[tuple[str, bool]] = (),
 ) -> list[Row]:
     """Return what restricts the worker once its view stands.
@@ -219,6 +235,7 @@ def fence_rows(
         rows += landlock.allowed(os.fsencode(path), landlock.WRITE, is_folder=is_folder)
     rows += outfit.restrict
     rows += outfit.ending[form]
+    rows += _own_ids(uid, gid)
     return rows
 
 
@@ -229,13 +246,10 @@ def _rehearse(outfit: Outfit) -> None:
         fence_rows(outfit, 3, (1, 1), (1, None, None, 0), "/work", form=(True, True))
 
 
-def _opening(memory: Memory, score: int | None) -> tuple[Row, ...]:
+def _opening(memory: Memory) -> tuple[Row, ...]:
     """Up to the arrival of the plan: nothing of the mould's stays open, and nothing is known yet."""
-    rows = close_but("plan", FD_KERNEL)
-    if score is not None:
-        rows += written("plan", b"/proc/self/oom_score_adj", b"%d" % score, FIRST_FD)
     return (
-        *rows,
+        *close_but("plan", FD_KERNEL),
         row("plan", "rt_sigprocmask", _SIG_SETMASK, bytes(8), None, 8),
         row("plan", "umask", 0o022, expect=ANY),
         row("plan", "unshare", linux.NEWNS | linux.NEWIPC | linux.NEWCGROUP),
@@ -259,7 +273,6 @@ def _arranged(stdio: int) -> list[Row]:
     """Give every descriptor its fixed number and close all others."""
     broker, stdio = stdio > BROKER, stdio % BROKER
     step, null = "descriptors", FIRST_FD + stdio + broker
-    kept = [FD_KERNEL]
     rows = [
         opened(step, b"/dev/null", os.O_RDWR, null),
         copy(step, null, 0),
@@ -268,31 +281,66 @@ def _arranged(stdio: int) -> list[Row]:
     ]
     if stdio > 2:
         rows.append(copy(step, FIRST_FD + 2, FD_RESULT))
-        kept.append(FD_RESULT)
     if broker:
         rows.append(copy(step, FIRST_FD + stdio, FD_BROKER))
-        kept.append(FD_BROKER)
-    return [*rows, *close_but(step, *kept)]
+    return rows
+
+
+def _shut(step: str, stdio: int) -> list[Row]:
+    """Close all that is not the job's own, whatever it is: that nothing else is open is the kernel's word then."""
+    return close_but(
+        step, FD_KERNEL, *((FD_BROKER,) if stdio > BROKER else ()), *((FD_RESULT,) if stdio % BROKER > 2 else ())
+    )
 
 
 def _rights() -> tuple[Row, ...]:
     return (
         row("capabilities", "prctl", *linux.CLEAR_AMBIENT),
-        row("capabilities", "capset", struct.pack("Ii", 0x2008_0522, 0), bytes(24)),
+        row("capabilities", "capset", struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)),
     )
 
 
 def _last_look(memory: Memory, level: str) -> list[Row]:
-    """Make its own /proc entries readable to the job, which nothing but this process is yet, and read them."""
-    rows = [row("dumpable", "prctl", *linux.BE_DUMPABLE)]
+    """Have the kernel say what is left: no right, no_new_privs and a filter; ids and the folder go into ``memory``.
+
+    An ambient capability can't be without a permitted one. What is asked lies as ``looked`` returns it.
+    """
+    at = memory.address
+    rows = [
+        # Its own /proc entries are the job's to read, which nothing but this process is yet.
+        row("dumpable", "prctl", *linux.BE_DUMPABLE),
+        *(row("check", "prctl", _BOUNDING_READ, number) for number in _capabilities()),
+        row("check", "prctl", _NO_NEW_PRIVS_READ, 0, 0, 0, 0, expect=1),
+        row("check", "prctl", _SECCOMP_READ, expect=_FILTERED),
+        row("check", "capget", struct.pack("Ii", _CAPABILITY_VERSION, 0), at),
+        row("check", "getresuid", at + 24, at + 28, at + 32),
+        row("check", "getresgid", at + 36, at + 40, at + 44),
+        row("check", "getcwd", at + _IDS_BYTES, _PATH_BYTES, expect=ANY),
+    ]
     if level == "A":
         rows.append(row("check", "getgroups", 0, None))
+    return rows
+
+
+def _capabilities() -> range:
+    """Return the numbers of the capabilities that this kernel has."""
+    ask = functools.partial(linux.raw, row("", "prctl")[2], _BOUNDING_READ)
+    return range(
+        next((number for number in range(_MOST_CAPABILITIES) if ask(number, 0, 0, 0, 0) < 0), _MOST_CAPABILITIES)
+    )
+
+
+def _own_ids(uid: int, gid: int) -> list[Row]:
+    """Have the kernel say that files are reached under these ids, too: what the calls set that nobody can set."""
     return [
-        *rows,
-        row("check", "getcwd", memory.address, _STATUS_BYTES, expect=ANY),
-        opened("check", b"/proc/self/status", os.O_RDONLY, STATUS_FD),
-        row("check", "read", STATUS_FD, memory.inbox, _STATUS_BYTES, expect=ANY),
+        row("check", "setfsuid", _NOBODY, expect=uid),
+        row("check", "setfsgid", _NOBODY, expect=gid),
     ]
+
+
+def looked(uid: int, gid: int) -> bytes:
+    """Return how ``memory`` begins after the last look: three sets of capabilities, all ids, a folder in the view."""
+    return bytes(24) + struct.pack("6I", uid, uid, uid, gid, gid, gid) + b"/"
 
 
 def files_row(outfit: Outfit, files: int) -> Row:

@@ -84,6 +84,7 @@ class Plan:
     allow_exec: bool = True
     nice: int = 0
     broker: bool = False
+    reuse: bool = False
     v: int = 1
 
 
@@ -155,7 +156,7 @@ _FORM: Final[tuple[tuple[type[object], ...], ...]] = (
     *(_TEXT, _TEXT, _TEXT, _NUMBER, _NUMBER, _TEXT, (tuple,), (tuple,), (tuple,)),
     *(_NUMBER,) * 6,
     *((int, _ABSENT), (int, float, _ABSENT), (int, _ABSENT), (int, _ABSENT)),
-    *(_NUMBER, (bool,), (bool,), _NUMBER, (bool,), _NUMBER),
+    *(_NUMBER, (bool,), (bool,), _NUMBER, (bool,), (bool,), _NUMBER),
 )
 _LEVELS: Final = frozenset(get_args(Level))
 #: The types of a plan without limits that hosts may lack; comparing with them is all that most plans need.
@@ -167,7 +168,7 @@ needs: Final = itemgetter(
     *(_NAMES.index(name) for name in ("kind", "mounts", "python_paths", "task_paths", "uid", "gid", "cwd")),
     *(_NAMES.index(name) for name in ("disk_bytes", "tmp_bytes", "shm_bytes", "inodes", "files", "pids")),
     *(_NAMES.index(name) for name in ("data_bytes", "file_bytes", "result_bytes")),
-    *(_NAMES.index(name) for name in ("allow_unix", "allow_exec", "nice", "broker")),
+    *(_NAMES.index(name) for name in ("allow_unix", "allow_exec", "nice", "broker", "reuse")),
 )
 
 

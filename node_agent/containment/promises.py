@@ -142,6 +142,12 @@ def _no_exec(facts: Facts) -> _Decision:
     return False, "there is no view whose mounts could be noexec"
 
 
+def _reuse(facts: Facts) -> _Decision:
+    if facts.view and facts.level in ("A", "B"):
+        return True, "one job after the other, alone in one worker (seccomp); memory and modules stay"
+    return False, "a worker without a sandbox of its own serves one job; leave reuse out"
+
+
 def _pause(facts: Facts) -> _Decision:
     if facts.freeze and facts.level in ("A", "B", "C"):
         return True, "cgroup.freeze"
@@ -192,6 +198,7 @@ _LIST: Final[dict[str, tuple[Callable[[Facts], _Decision], bool]]] = {
     "disk": (_disk, True),
     "no exec": (_no_exec, True),
     "service": (_service, True),
+    "reuse": (_reuse, True),
     "files, wall, output, result": (_always("rlimit and the agent"), False),
     "fair share of the cpu": (_share, False),
     "user quotas": (_quotas, False),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-from typing import Final, cast
+from typing import Final
 
 from node_agent.containment.script import ANY, Table, row
 
@@ -54,5 +54,5 @@ class Quiet:
     def _read(self) -> list[bytes]:
         """Have the kernel tell both; return the first words on the sockets."""
         size = self._look.run()
-        text = cast("bytes", self._space[self._text_at : self._text_at + size])
+        text: bytes = self._space[self._text_at : self._text_at + size]  # type: ignore[assignment] # characters
         return text.split(None, _WORDS)

@@ -231,13 +231,9 @@ class Memory:
         self.view[_OUTGOING + 512 : _OUTGOING + 512 + len(control)] = control
         return header
 
-    def content(self, size: int) -> bytes:
-        """Return the first ``size`` bytes that were read into ``inbox``."""
-        return self._held[_INBOX : _INBOX + size]  # type: ignore[return-value] # a slice of characters is bytes
-
-    def begin(self) -> bytes:
-        """Return the byte at ``address``."""
-        return self._held[0]
+    def begin(self, size: int) -> bytes:
+        """Return the first ``size`` bytes from ``address`` on."""
+        return self._held[:size]  # type: ignore[return-value] # a slice of characters is bytes
 
 
 def _failed(step: str, number: int, found: int) -> StepError:

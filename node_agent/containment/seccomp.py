@@ -80,8 +80,12 @@ class Filter(NamedTuple):
     length: int
 
 
-def build(*, allow_unix: bool, allow_exec: bool = True, machine: str = os.uname().machine) -> Filter:
+def build(
+    *, allow_unix: bool, allow_exec: bool = True, alone: bool = False, machine: str = os.uname().machine
+) -> Filter:
     """Return the filter. ``allow_unix`` permits socket(AF_UNIX), ``allow_exec`` files in memory that can be executed.
+
+    ``alone``: no call makes a process or thread, or puts another program in this one's place.
 
     Raises:
         ContainmentError: there is no table for this machine.
@@ -89,7 +93,10 @@ def build(*, allow_unix: bool, allow_exec: bool = True, machine: str = os.uname(
     if machine not in NUMBERS:
         raise ContainmentError(f"no system call table for {machine}: jobs run on x86_64 and aarch64")
     numbers = NUMBERS[machine]
-    named = {numbers[name]: label for name, label in _decisions(allow_exec=allow_exec).items() if name in numbers}
+    decisions = _decisions(allow_exec=allow_exec)
+    if alone:
+        decisions |= dict.fromkeys(syscalls.OTHERS, "refuse")
+    named = {numbers[name]: label for name, label in decisions.items() if name in numbers}
     ranges = [(range(number, number + 1), label) for number, label in named.items()]
     if machine == "x86_64":
         ranges.append((_X32, "kill"))

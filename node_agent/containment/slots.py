@@ -23,6 +23,7 @@ from node_agent.containment.ends import Ends, Waiting, first_record, noexec_memo
 from node_agent.containment.errors import GroupError, LimitBusy, SetupError, SpawnError, unsent
 from node_agent.containment.moulds import Mould
 from node_agent.containment.plan import Plan, Profile, dumps
+from node_agent.containment.reused import Keeper, ReusedAttempt, Terms
 from node_agent.containment.spawner import Zygote
 from runner.wire import frames
 from runner.wire.errors import CodecError
@@ -72,6 +73,8 @@ class Slot:
         self._lock = asyncio.Lock()
         self._ahead: asyncio.Task[None] | None = None
         self._closed = False
+        #: The worker that waits for another attempt (``reuse=N``).
+        self.keeper = Keeper(self._fork_ahead)
 
     @property
     def mould_pid(self) -> int | None:
@@ -88,6 +91,8 @@ class Slot:
         """Have a mould stand that may serve ``profile``. Raises SpawnError."""
         async with self._lock:
             self._check_free()
+            if self.keeper.holds:
+                await self.keeper.end()
             if self._mould is None or not _fits(self._mould, profile):
                 await self._replace(profile)
             elif self._mould.profile is None:
@@ -159,6 +164,24 @@ class Slot:
         attempt.hurry(payload, SETUP_TIMEOUT_S)
         return attempt
 
+    def again(self, plan: Plan, terms: Terms, payload: bytes) -> Attempt | None:
+        """Hand a payload of one record to the worker that waits, if one does and these are its terms.
+
+        An attempt that ``Attempt.unready`` names has not begun. None: ask ``prepare`` and ``begin`` instead.
+        """
+        lapsed = self._deadline_ns is not None and self._clock() >= self._deadline_ns
+        free = self._attempt is None or self._attempt.proved.done()
+        if self.keeper.serves(terms) is None or lapsed or not free or self._lock.locked() or self._closed:
+            return None
+        try:
+            self._set_limits(plan)
+        except (GroupError, LimitBusy):
+            return None
+        attempt = self.keeper.follow(plan, self._group, self._unproved, payload)
+        if attempt is not None:
+            self._hold(attempt)
+        return attempt
+
     async def close(self) -> None:
         """Kill what runs, end the mould, wait for the proof. Idempotent."""
         self._closed = True
@@ -216,13 +239,17 @@ class Slot:
         socket.send_fds(ends.channel[0], [record], theirs)
         waiting.mould.taught.sent(plan, record)
         ends.close_theirs()
-        attempt = self._attempt = self._attempt_of(waiting, ends, plan)
+        return self._hold(self._attempt_of(waiting, ends, plan))
+
+    def _hold(self, attempt: Attempt) -> Attempt:
+        self._attempt = attempt
         attempt.proved.add_done_callback(lambda _: self._free(attempt))
         return attempt
 
     def _attempt_of(self, waiting: Waiting, ends: Ends, plan: Plan) -> Attempt:
         ours = (ends.out[0], ends.err[0], ends.channel[0], ends.result)
-        attempt = Attempt(waiting.mould, self._group, ours, self._unproved, waiting.name)
+        facts = (waiting.mould, self._group, ours, self._unproved, waiting.name)
+        attempt = ReusedAttempt(*facts, self.keeper) if plan.reuse else Attempt(*facts)
         attempt.pids = plan.pids
         return attempt
 
@@ -338,6 +365,8 @@ class Slot:
         """
         mould = self._mould
         if self._closed or mould is None or mould.spoiled or mould.profile is None or not _fits(mould, mould.profile):
+            return
+        if self.keeper.holds:
             return
         with suppress(SpawnError):
             self._waiting = Waiting.make(f"ahead.{mould.served}", mould)

@@ -106,6 +106,8 @@ MODES: Final = {
 }
 #: Calls that open files: the indexes of their flags and mode.
 OPENS: Final = {"open": (1, 2), "openat": (2, 3)}
+#: What makes another process or thread, or puts another program in this one's place: nothing for a reused worker.
+OTHERS: Final = ("fork", "vfork", "clone", "execve", "execveat")
 #: Calls that set limits. The core limit stays 1 (attack 19): setting it is answered as done, and nothing is done.
 LIMITS: Final = ("prlimit64", "setrlimit")
 #: Calls on a process named by argument 0, which must be the caller itself (0), attack 37.

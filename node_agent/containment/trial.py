@@ -25,6 +25,8 @@ __all__ = ["Outcome", "run"]
 LEASE_S: Final = 30
 TIMEOUT_S: Final = 15.0
 PIDS: Final = 16
+#: Where the kernel counts all processes of the user (E and F), those that start meanwhile must not fail the trial.
+SHARED_PIDS: Final = 4096
 MARK: Final = "RINGFENCE_PROBE"
 #: A child in a session of its own, one whose parent has gone, and the parent, all deaf to SIGTERM.
 TREE: Final = "trap '' TERM; setsid sleep 60 & (setsid sh -c 'trap \"\" TERM; sleep 60' &); echo up; sleep 60; true"
@@ -72,7 +74,7 @@ async def _attempt(slot: Slot | LowSlot, level: Level, uid: int, gid: int) -> Ou
         shm_bytes=1 << 20,
         inodes=1024,
         files=64,
-        pids=PIDS,
+        pids=SHARED_PIDS if level in ("E", "F") else PIDS,
     )
     attempt = await slot.begin(plan, ())
     try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from os import close, dup2, listdir
+from os import dup2
 from typing import Final, NoReturn
 
 from node_agent.containment import plan as plans
@@ -23,11 +23,11 @@ from node_agent.containment.known import HOME, MOST, Known
 from node_agent.containment.outfit import (
     BROKER,
     FIRST_FD,
-    STATUS_FD,
     Kit,
     Outfit,
     fence_rows,
     files_row,
+    looked,
     view_rows,
 )
 from node_agent.containment.plan import Plan
@@ -37,11 +37,12 @@ from node_agent.containment.plan import values as plan_values
 from node_agent.containment.reaper import leave
 from node_agent.containment.script import ANY, Memory, StepError, Table, row
 from node_agent.containment.script import run as carry_out
+from node_agent.containment.seccomp import Filter
 from node_agent.containment.view import ViewError
-from runner.guest import bootstrap
+from runner.guest import again, bootstrap
 from runner.guest.bootstrap import main as guest_main
 from runner.wire import codec, frames
-from runner.wire.frames import FD_BROKER, FD_KERNEL, FD_RESULT, Op
+from runner.wire.frames import FD_KERNEL, Op
 
 __all__ = ["OWN_PATHS", "Kit", "Progress", "learn", "make_kit", "run"]
 
@@ -49,19 +50,9 @@ EXIT_SETUP: Final = 70
 #: The package that a task's module imports; in an editable install it lies outside of the environment.
 OWN_PATHS: Final = (os.path.dirname(os.path.dirname(os.path.abspath(frames.__file__))),)
 _PLAN: Final = int(Op.PLAN)
-#: How /proc/self/status shows a process without any capability, with no_new_privs and a seccomp filter.
-_NOTHING_LEFT: Final = (
-    "".join(f"\n{name}:\t{0:016x}" for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
-    + "\nNoNewPrivs:\t1\nSeccomp:\t2\n"
-).encode()
-#: The open descriptors at the last look, by kind of job: the job's own, and two for looking.
-_LOOKING: Final = ["0", "1", "2", str(STATUS_FD), str(STATUS_FD + 1), str(FD_KERNEL)]
-_OPEN: Final = {
-    2: _LOOKING,
-    3: [*_LOOKING, str(FD_RESULT)],
-    BROKER + 2: [*_LOOKING, str(FD_BROKER)],
-    BROKER + 3: [*_LOOKING, str(FD_BROKER), str(FD_RESULT)],
-}
+#: The kind of a task whose worker runs others after it.
+_REUSED: Final = "reused"
+LOOK_BYTES: Final = len(looked(0, 0))
 _EXPECTED: Final = {count: tuple(range(FIRST_FD, FIRST_FD + count)) for count in (2, 3)}
 
 
@@ -89,10 +80,13 @@ def make_kit() -> Kit:
         table.run()
         memory.message(1)
         memory.arrived(1)
-        memory.content(1)
-        memory.begin()
+        memory.begin(LOOK_BYTES)
     forms = [(unix, execute) for unix in (True, False) for execute in (True, False)]
-    return Kit({form: seccomp.build(allow_unix=form[0], allow_exec=form[1]) for form in forms}, memory)
+    filters: dict[tuple[bool, ...], Filter] = {
+        form: seccomp.build(allow_unix=form[0], allow_exec=form[1]) for form in forms
+    }
+    filters |= {(*form, True): seccomp.build(allow_unix=form[0], allow_exec=form[1], alone=True) for form in forms}
+    return Kit(filters, memory)
 
 
 def run(channel_fd: int, ready: Outfit) -> NoReturn:
@@ -106,13 +100,15 @@ def run(channel_fd: int, ready: Outfit) -> NoReturn:
         if known is None:
             kind, task_paths, result_bytes = _restrict(ready, size)
         else:
-            kind, task_paths, result_bytes, whose, opened, restrict, answer = known
-            _check(ready.memory, restrict.run(), whose, opened)
+            kind, task_paths, result_bytes, look, restrict, answer = known
+            restrict.run()
+            if ready.memory.begin(LOOK_BYTES) != look:
+                raise _unlike()  # noqa: TRY301 - a function that raises would cost every worker two pages
             answer.run()
     except BaseException as error:  # noqa: BLE001 - nothing may unwind into the mould's loop
         _fail(error)
     try:
-        leave(guest_main(kind, task_paths, result_bytes))
+        leave(again.main(task_paths, result_bytes) if kind == _REUSED else guest_main(kind, task_paths, result_bytes))
     finally:
         os._exit(EXIT_SETUP)
 
@@ -121,8 +117,8 @@ def learn(ready: Outfit, record: bytes) -> None:
     """Make, in the mould, all that its workers will do for a plan; one that is not plain (known.py) is an error."""
     values = plan_values(record[1:])
     kind, mounts, python_paths, task_paths, uid, gid, cwd, *rest = plan_needs(values)
-    *sizes, files, pids, data_bytes, file_bytes, result_bytes, allow_unix, allow_exec, nice, broker = rest
-    if record[0] != _PLAN or mounts or broker or not allow_exec or cwd != HOME:
+    *sizes, files, pids, data_bytes, file_bytes, result_bytes, allow_unix, allow_exec, nice, broker, reuse = rest
+    if record[0] != _PLAN or mounts or broker or reuse or not allow_exec or cwd != HOME:
         raise CheckError("this plan is not to be learned")
     stdio, own_paths = (3, OWN_PATHS) if kind == "task" else (2, ())
     rows = view_rows(ready, python_paths + task_paths + own_paths, stdio, (uid, gid), tuple(sizes))
@@ -134,10 +130,9 @@ def learn(ready: Outfit, record: bytes) -> None:
         kind=kind,
         task_paths=task_paths,
         result_bytes=result_bytes,
-        whose=_whose(uid, gid),
-        opened=_OPEN[stdio],
+        look=looked(uid, gid),
         restrict=Table(rows),
-        answer=Table((*ready.answer, files_row(ready, files))),
+        answer=Table((*ready.answer, *ready.shut[stdio], files_row(ready, files))),
     )
 
 
@@ -148,7 +143,7 @@ def _restrict(ready: Outfit, size: int) -> tuple[str, tuple[str, ...], int]:
         raise CheckError("the first record is no plan")
     values = plan_values(data[1:])
     kind, mounts, python_paths, task_paths, uid, gid, cwd, *rest = plan_needs(values)
-    *sizes, files, pids, data_bytes, file_bytes, result_bytes, allow_unix, allow_exec, nice, broker = rest
+    *sizes, files, pids, data_bytes, file_bytes, result_bytes, allow_unix, allow_exec, nice, broker, reuse = rest
     stdio = 3 if kind == "task" else 2
     if fds[:stdio] != _EXPECTED[stdio]:
         raise CheckError("a descriptor arrived where a fixed one belongs")
@@ -159,17 +154,19 @@ def _restrict(ready: Outfit, size: int) -> tuple[str, tuple[str, ...], int]:
             raise CheckError("the channel to the broker did not arrive where it belongs")
         grants, stdio = grants[1:], BROKER + stdio
     limits = (pids, data_bytes, file_bytes, nice)
-    form = (allow_unix, allow_exec)
+    form = (allow_unix, allow_exec, True) if reuse else (allow_unix, allow_exec)
     if mounts or not allow_exec or broker:
         writable = _build(plan_of(values), ready, grants, own_paths)
         rows = fence_rows(ready, stdio, (uid, gid), limits, cwd, form=form, writable=writable)
     else:
         rows = view_rows(ready, python_paths + task_paths + own_paths, stdio, (uid, gid), tuple(sizes))
         rows += fence_rows(ready, stdio, (uid, gid), limits, cwd, form=form)
-    _check(ready.memory, carry_out(rows), _whose(uid, gid), _OPEN[stdio])
+    carry_out(rows)
+    if ready.memory.begin(LOOK_BYTES) != looked(uid, gid):
+        raise _unlike()
     answer = seated_rows(ready.memory, ready.level) if broker else ready.answer
-    carry_out((*answer, files_row(ready, files)))
-    return kind, task_paths, result_bytes
+    carry_out((*answer, *ready.shut[stdio], files_row(ready, files)))
+    return _REUSED if reuse else kind, task_paths, result_bytes
 
 
 def _build(plan: Plan, ready: Outfit, grants: tuple[int, ...], own_paths: tuple[str, ...]) -> list[tuple[str, bool]]:
@@ -189,24 +186,8 @@ def _build(plan: Plan, ready: Outfit, grants: tuple[int, ...], own_paths: tuple[
     return [*writable, (f"/{view.SECRETS}", True)] if plan.broker else writable
 
 
-def _whose(uid: int, gid: int) -> bytes:
-    """Return how /proc/self/status shows a process of these ids alone."""
-    return b"\nUid:\t%d\t%d\t%d\t%d\nGid:\t%d\t%d\t%d\t%d\n" % (uid, uid, uid, uid, gid, gid, gid, gid)
-
-
-def _check(memory: Memory, status_bytes: int, whose: bytes, opened: list[str]) -> None:
-    """Assert that nothing is left to give up and nothing leads outside. Raises StepError."""
-    status = memory.content(status_bytes)
-    if _NOTHING_LEFT not in status:
-        raise StepError("check", 0, "capabilities are left, or no_new_privs or seccomp is not on")
-    if whose not in status:
-        raise StepError("check", 0, "a foreign uid or gid is left")
-    found = listdir("/proc/self/fd")
-    if found != opened:
-        raise StepError("check", 0, f"descriptors are not as planned: {found}")
-    if memory.begin() != b"/":
-        raise StepError("check", 0, "the working folder lies outside the view")
-    close(STATUS_FD)
+def _unlike() -> StepError:
+    return StepError("check", 0, "a capability or a foreign uid or gid is left, or the folder lies outside the view")
 
 
 def _fail(error: BaseException) -> NoReturn:

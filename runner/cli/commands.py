@@ -15,6 +15,7 @@ from runner.cli.agent import agent
 from runner.cli.broker import broker
 from runner.cli.daemons import store
 from runner.cli.doctor import doctor
+from runner.cli.drain import drain, suspend, undrain, unsuspend
 from runner.cli.egress import egress
 from runner.cli.keys import keys
 from runner.cli.kill import kill
@@ -37,7 +38,10 @@ EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_SETUP: Final = 78
 #: Commands that are designed, and come with a later version.
-LATER: Final = frozenset({"approve", "audit", "deny", "drain", "policy", "suspend"} | {"undrain", "web"})
+LATER: Final = frozenset({"approve", "audit", "deny", "policy", "web"})
+
+#: Commands that wait for a node's word: without the store there is none.
+_CONFIRMED: Final = frozenset({"kill", "pause", "resume", "drain", "undrain", "suspend", "unsuspend"})
 
 application = typer.Typer(
     name="ringfence",
@@ -69,7 +73,8 @@ def site(
 
 
 _looks = (ps, show, result, logs, events, nodes, doctor)
-for _function in (up, run, call, kill, pause, resume, retry, *_looks, store, egress, broker, scheduler):
+_orders = (kill, pause, resume, retry, drain, undrain, suspend, unsuspend)
+for _function in (up, run, call, *_orders, *_looks, store, egress, broker, scheduler):
     # A job's own words follow the command: the first one that is no option ends our options.
     _settings = {"allow_interspersed_args": False} if _function is run else {}
     application.command(context_settings=_settings)(_function)
@@ -115,6 +120,6 @@ def _command_of(words: list[str]) -> str:
 def _code_of(command: str, error: RingfenceError) -> int:
     if command in {"run", "call"}:
         return exitcode.INFRASTRUCTURE
-    if command in {"kill", "pause", "resume"} and isinstance(error, StoreError):
+    if command in _CONFIRMED and isinstance(error, StoreError):
         return exitcode.UNCONFIRMED
     return EXIT_ERROR

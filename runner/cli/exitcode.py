@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from runner.wire.receipt import Outcome, PauseReceipt, Receipt
+from runner.wire.receipt import NodeReceipt, Outcome, PauseReceipt, Receipt
 from runner.wire.states import FailReason, State
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "UNKNOWN",
     "of_job",
     "of_kill",
+    "of_operate",
     "of_pause",
 ]
 
@@ -75,6 +76,19 @@ def of_pause(receipts: Iterable[PauseReceipt]) -> int:
     }
     codes = {known.get(receipt.outcome, UNCONFIRMED) for receipt in receipts}
     return next((code for code in (UNCONFIRMED, UNKNOWN, ALREADY_ENDED) if code in codes), 0)
+
+
+def of_operate(receipts: Iterable[NodeReceipt]) -> int:
+    """Return the exit code of `drain`, `undrain`, `suspend` and `unsuspend`: 3 beats 4 beats 0."""
+    codes = {_of_node(receipt) for receipt in receipts}
+    return next((code for code in (UNCONFIRMED, UNKNOWN) if code in codes), 0)
+
+
+def _of_node(receipt: NodeReceipt) -> int:
+    if receipt.outcome == "unknown":
+        return UNKNOWN
+    done = receipt.outcome == "done" and (receipt.op != "drain" or receipt.state == "drained")
+    return 0 if done else UNCONFIRMED
 
 
 def _of_receipt(receipt: Receipt) -> int:

@@ -17,7 +17,7 @@ from runner.cli.options import build_grants, moment, not_in_this_version, pairs,
 from runner.errors import UsageError
 from runner.limits import concurrency_of, rate_of
 from runner.request import JobOptions
-from runner.wire.spec import MAX_PRIORITY
+from runner.wire.spec import MAX_PRIORITY, MAX_REUSE
 
 __all__ = [
     "Asked",
@@ -72,6 +72,10 @@ Unique = Annotated[
 Rate = Annotated[str | None, typer.Option("--rate", metavar="KEY=N/S", help="At most N starts in S seconds.")]
 Concurrency = Annotated[str | None, typer.Option("--concurrency", metavar="KEY=N", help="At most N jobs at a time.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="A sandbox that no other job used before.")]
+Reuse = Annotated[
+    int | None,
+    typer.Option("--reuse", metavar="N", min=1, max=MAX_REUSE, help="One worker for up to N jobs like it, in turn."),
+]
 Timeout = Annotated[float | None, typer.Option("--timeout", metavar="S", help="Time limit of an attempt.")]
 Eta = Annotated[str | None, typer.Option("--eta", metavar="TIME", help="Not before this ISO 8601 time with zone.")]
 Countdown = Annotated[float | None, typer.Option("--countdown", metavar="S", min=0, help="Not before S seconds.")]
@@ -133,6 +137,7 @@ class Asked:
     trusted: bool
     tool: list[str] | None
     backoff: float | None = None
+    reuse: int | None = None
     priority: int = 0
     unique: str | None = None
     rate: str | None = None
@@ -184,6 +189,7 @@ class Asked:
         """What is left to the task's own options, or the defaults, unless it was given."""
         found = {
             "backoff": self.backoff,
+            "reuse": self.reuse,
             "unique": self.unique,
             "rate": None if self.rate is None else rate_of(self.rate),
             "concurrency": None if self.concurrency is None else concurrency_of(self.concurrency),

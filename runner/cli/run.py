@@ -18,6 +18,7 @@ import typer
 
 from runner.cli import exitcode, figures
 from runner.cli import joboptions as opt
+from runner.cli.caution import warnings_said
 from runner.cli.joboptions import Asked
 from runner.cli.kill import receipt_line
 from runner.cli.options import HomeOption, RedisOption, json_value, pairs
@@ -85,7 +86,7 @@ def run(
     """Run a command as a job: live output, the job's own exit code; Ctrl-C kills it."""
     asked = Asked.of(context)
     app = site_of(context, home, redis).app(tenant)
-    _attend(lambda: app.command(command, **asked.options()), asked, value=False)
+    _attend(warnings_said(lambda: app.command(command, **asked.options())), asked, value=False)
 
 
 def call(
@@ -104,6 +105,7 @@ def call(
     rate: opt.Rate = None,
     concurrency: opt.Concurrency = None,
     fresh: opt.Fresh = False,
+    reuse: opt.Reuse = None,
     timeout: opt.Timeout = None,
     eta: opt.Eta = None,
     countdown: opt.Countdown = None,
@@ -135,7 +137,7 @@ def call(
     args = [json_value(text, "--arg") for text in arg or ()]
     kwargs = {name: json_value(text, "--kw") for name, text in pairs(kw, "--kw").items()}
     app = site_of(context, home, redis).app(tenant)
-    _attend(lambda: app.call(task, args, kwargs, **asked.options()), asked, value=True)
+    _attend(warnings_said(lambda: app.call(task, args, kwargs, **asked.options())), asked, value=True)
 
 
 def _attend(start: Callable[[], Job[_R]], asked: Asked, *, value: bool) -> None:

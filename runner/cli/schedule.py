@@ -13,6 +13,7 @@ from typing import Annotated, TypedDict
 import typer
 
 from runner.cli import joboptions as opt
+from runner.cli.caution import warnings_said
 from runner.cli.joboptions import Asked
 from runner.cli.options import HomeOption, JsonOption, RedisOption, TenantOption, json_value, moment, pairs
 from runner.cli.output import print_json, print_line, print_table
@@ -54,6 +55,7 @@ def add(
     rate: opt.Rate = None,
     concurrency: opt.Concurrency = None,
     fresh: opt.Fresh = False,
+    reuse: opt.Reuse = None,
     timeout: opt.Timeout = None,
     env: opt.Env = None,
     cwd: opt.Cwd = None,
@@ -80,7 +82,10 @@ def add(
     app = site_of(context, home, redis).app(tenant)
     args = [json_value(text, "--arg") for text in arg or ()]
     kwargs = {key: json_value(text, "--kw") for key, text in pairs(kw, "--kw").items()}
-    view = app.schedule(name, task or command or (), args, kwargs, **_times(context), **_options(context, void_s))
+    work = task or command or ()
+    view = warnings_said(
+        lambda: app.schedule(name, work, args, kwargs, **_times(context), **_options(context, void_s))
+    )()
     if as_json:
         print_json(view)
     else:

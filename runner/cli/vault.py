@@ -15,6 +15,7 @@ import contextlib
 import getpass
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,7 @@ for _function in (doctor, pending, approve, deny):
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The secret's name.")]
 _MAX_AUDIT_BYTES: Final = 256 << 20
+_FOLLOW_S: Final = 0.2
 
 
 @vault.command()
@@ -220,7 +222,9 @@ def explain(
         print_json(decision)
     else:
         limits = f"ttl_s={decision.ttl_s or '-'} uses={decision.uses or '-'} approve={decision.approve}"
-        limits += f" header={decision.header!r}" if mode == "proxy" else ""
+        limits += (
+            f" header={decision.header!r} requests={', '.join(decision.requests) or '*'}" if mode == "proxy" else ""
+        )
         print_line(f"{decision.rule}: {decision.message or limits}")
     if not decision.allowed:
         raise typer.Exit(1)
@@ -232,23 +236,47 @@ def audit(
     anchor: Annotated[
         str | None, typer.Option("--anchor", metavar="COUNT:MAC", help="An end that was noted earlier, elsewhere.")
     ] = None,
+    only_verify: Annotated[bool, typer.Option("--verify", help="Check the chain and print its end alone.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with each new line until Ctrl-C.")] = False,
     home: HomeOption = None,
     redis: RedisOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check the record's chain and print it; the last line says its end, to be noted elsewhere."""
+    if only_verify and follow:
+        raise UsageError("audit takes one of --verify and --follow")
     place = site_of(context, home, redis).home
-    with _said(), as_owner(place) as path, contextlib.closing(Folder(path)) as folder:
-        data = folder.read(audits.AUDIT_FILE, _MAX_AUDIT_BYTES)
-        seed = seeds.read(folder, hostkey.parse(hostkey.source_of(folder, os.environ).read()))
-        head, lines = audits.verify(data, seed, _anchor(anchor))
-    for line in lines:
-        if as_json:
-            print_json(line)
-        else:
-            rest = "  ".join(f"{key}={value}" for key, value in line.items() if key not in {"n", "at", "event"})
-            print_line(f"{line['n']}  {line['at']}  {line['event']}  {rest}")
+    with _said(), contextlib.ExitStack() as stack:
+        with as_owner(place) as path, contextlib.closing(Folder(path)) as folder:
+            data = folder.read(audits.AUDIT_FILE, _MAX_AUDIT_BYTES)
+            seed = seeds.read(folder, hostkey.parse(hostkey.source_of(folder, os.environ).read()))
+            head, lines = audits.verify(data, seed, _anchor(anchor))
+            reader = stack.enter_context(contextlib.closing(audits.Reader(folder, seed)))
+        if follow:
+            _follow(reader, as_json=as_json)
+            return
+    for line in () if only_verify else lines:
+        _show(line, as_json=as_json)
     say(f"{head.count} lines, unchanged; end {head.count}:{head.mac}")
+
+
+def _follow(reader: audits.Reader, *, as_json: bool) -> None:
+    """Print the record and what is added to it; a line that does not fit ends it as an error."""
+    try:
+        while True:
+            for line in reader.more():
+                _show(line, as_json=as_json)
+            time.sleep(_FOLLOW_S)
+    except KeyboardInterrupt:
+        say(f"{reader.head.count} lines, unchanged; end {reader.head.count}:{reader.head.mac}")
+
+
+def _show(line: Mapping[str, object], *, as_json: bool) -> None:
+    if as_json:
+        print_json(line)
+        return
+    rest = "  ".join(f"{key}={value}" for key, value in line.items() if key not in {"n", "at", "event"})
+    print_line(f"{line['n']}  {line['at']}  {line['event']}  {rest}")
 
 
 def _ask(place: Home, **order: object) -> Mapping[str, object]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from os import _exit, environ, read, set_inheritable, write
+from os import _exit, environ, readv, set_inheritable, write
 from sys import path as search_path
 from typing import Final, NoReturn
 
@@ -25,7 +25,7 @@ from runner.wire.codec import load as load_json
 from runner.wire.errors import WireError
 from runner.wire.frames import FD_BROKER, FD_KERNEL, FD_RESULT, MAX_RECORD_BYTES, Op
 
-__all__ = ["BASE_ENVIRONMENT", "REHEARSALS", "environment", "main", "preload"]
+__all__ = ["BASE_ENVIRONMENT", "REHEARSALS", "environment", "main", "preload", "reset"]
 
 #: What every job finds; its own ``--env`` comes on top, but for the RINGFENCE_ names.
 BASE_ENVIRONMENT: Final = {
@@ -49,6 +49,8 @@ MAX_PAYLOAD_BYTES: Final = 32 << 20
 _PAYLOAD: Final = int(Op.PAYLOAD)
 _RELEASE: Final = int(Op.RELEASE)
 _RUNNING: Final = frames.pack(Op.RUNNING)
+#: Where records arrive: memory that a worker need not ask for.
+_space: Final = bytearray(MAX_RECORD_BYTES)
 #: What this process's environment holds already.
 _preset: Final[dict[str, str]] = {}
 _SAMPLE: Final[dict[str, Json]] = {"job": "main-1", "attempt": 1, "tags": {}, "env": {"A": "a"}, "kwargs": {}}
@@ -74,13 +76,15 @@ def preload() -> None:
             call.rehearse(payload)
 
 
-def main(kind: str, task_paths: Sequence[str], result_bytes: int) -> int:
+def main(kind: str, task_paths: Sequence[str], result_bytes: int, given: bytes | None = None) -> int:
     """Read the payload from FD_KERNEL and run it; a task's result of at most ``result_bytes`` goes to FD_RESULT.
+
+    ``given``: the payload, where it has come already.
 
     Returns the exit code that the caller ends this process with at once: nothing of the interpreter's own is to follow.
     """
     try:
-        payload = _receive()
+        payload = _receive() if given is None else _taken(given)
         env = environment(payload, kind)
     except (OSError, WireError) as error:
         _say(f"no payload: {error}")
@@ -93,6 +97,12 @@ def main(kind: str, task_paths: Sequence[str], result_bytes: int) -> int:
         return _call(payload, env, task_paths, result_bytes)
     argv = payload.get("argv")
     return _execute([str(word) for word in argv] if isinstance(argv, list) else [], env)
+
+
+def reset() -> None:
+    """Take back what the last attempt of a reused worker had, and set, of variables."""
+    environ.clear()
+    environ.update(_preset)
 
 
 def environment(payload: dict[str, Json], kind: str) -> dict[str, str]:
@@ -125,16 +135,20 @@ def _with_broker(payload: dict[str, Json], env: dict[str, str]) -> None:
 
 
 def _receive() -> dict[str, Json]:
-    parts: list[bytes] = []
+    parts: list[bytearray] = []
     size = op = 0
     while op != _RELEASE:
-        data = read(FD_KERNEL, MAX_RECORD_BYTES)
-        size += len(data)
-        op = data[0] if data else 0
+        filled = readv(FD_KERNEL, (_space,))
+        size += filled
+        op = _space[0] if filled else 0
         if op not in (_PAYLOAD, _RELEASE) or size > MAX_PAYLOAD_BYTES:
             raise OSError(f"unexpected record {op} after {size} bytes")
-        parts.append(data[1:])
-    payload = _parsed(b"".join(parts))
+        parts.append(_space[1:filled])
+    return _taken(b"".join(parts))
+
+
+def _taken(data: bytes) -> dict[str, Json]:
+    payload = _parsed(data)
     write(FD_KERNEL, _RUNNING)
     return payload
 

@@ -14,6 +14,8 @@
 local LEAVES = doc.lease <= 0
 -- No leadership is longer: one that seems to be was taken before Redis TIME went back, and counts as lapsed.
 local LONGEST_MS = 60000
+-- TENANT/NAME, as runner/wire/ids.py has them.
+local MAX_MEMBER = 97
 
 local function move(id)
   call('ZREM', KEYS[1], id)
@@ -60,8 +62,27 @@ local ids = call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, doc.limit)
 for _, id in ipairs(ids) do moved = moved + move(id) end
 if #ids == doc.limit then more = 1 end
 local leads, token, leader = lead()
-local ticks = {}
-if leads == 1 then ticks = call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'WITHSCORES', 'LIMIT', 0, doc.ticks) end
+
+-- The schedules that are due. A tick of no schedule is dropped, and a time that none can have is made one: either would
+-- come again with every look and keep others from theirs.
+local function due_ticks()
+  local found = call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'WITHSCORES', 'LIMIT', 0, doc.ticks)
+  local told = {}
+  for i = 1, #found, 2 do
+    local member, score = found[i], found[i + 1]
+    if #member > MAX_MEMBER or not string.match(member, '^[a-z0-9]+/[%w_.-]+$') then
+      call('ZREM', KEYS[2], member)
+    else
+      if not whole(score) then
+        score = string.format('%d', math.max(0, math.floor(tonumber(score) or 0)))
+        call('ZADD', KEYS[2], score, member)
+      end
+      told[#told + 1], told[#told + 2] = member, score
+    end
+  end
+  return told
+end
+local ticks = leads == 1 and due_ticks() or {}
 
 local wait = -1
 local function consider(key)
@@ -70,4 +91,4 @@ local function consider(key)
 end
 consider(KEYS[1])
 consider(KEYS[2])
-return {moved, more, math.ceil(wait), leads, token, NOW_MS, ticks, leader}
+return {moved, more, math.ceil(math.min(wait, 9007199254740991)), leads, token, NOW_MS, ticks, leader}

@@ -96,7 +96,7 @@ local function defer(job, hash, life)
     if call('TTL', waiters) < tonumber(life) then call('EXPIRE', waiters, life) end
     call('HSET', RQ .. 'job:' .. other, 'rf_then', '1')
   end
-  call('SADD', RF .. 'open:' .. job.id, unpack(open))
+  put('SADD', RF .. 'open:' .. job.id, unpack(open))
   call('EXPIRE', RF .. 'open:' .. job.id, life)
   call('HSET', hash, 'status', 'deferred', 'rf_state', 'deferred', 'rf_after', job.failed, 'enqueued_at', '')
   put('ZADD', RQ .. 'deferred:' .. job.lane, string.format('%d', math.floor(job.not_after / 1000)), job.id)
@@ -112,10 +112,10 @@ local function of(table, key)
 end
 
 local replies = {}
-local before = call('INCRBY', KEYS[1], #doc.jobs) - #doc.jobs
 for i, job in ipairs(doc.jobs) do
   local hash, lane, recent = KEYS[3 * i + 1], of(lanes, KEYS[3 * i + 2]), of(recents, KEYS[3 * i + 3])
-  local seq = before + i
+  -- One by one: who had the right to add any number could put the counter before every cutoff, or past all of them.
+  local seq = call('INCR', KEYS[1])
   call('HSET', hash,
     'created_at', NOW_ISO, 'data', ARGV[i + 1],
     'success_callback_name', '', 'failure_callback_name', '', 'stopped_callback_name', '',
@@ -159,8 +159,8 @@ for i, job in ipairs(doc.jobs) do
 end
 
 for key, lane in pairs(lanes) do
-  call('SADD', KEYS[3], key)
-  call('SADD', KEYS[2], lane.name)
+  put('SADD', KEYS[3], key)
+  put('SADD', KEYS[2], lane.name)
   if #lane > 0 then
     put('RPUSH', key, unpack(lane))
     wake(lane.name, #lane)

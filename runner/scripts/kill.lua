@@ -78,7 +78,8 @@ local function cut()
   local life = string.format('%d', cutoff_life())
   for i = 6, #KEYS do
     put('HSET', KEYS[i], doc.field, string.format('%d %s %s', seq, doc.sig, doc.command))
-    call('HINCRBY', KEYS[i], '#', 1)
+    local version = whole(call('HGET', KEYS[i], '#') or nil) or 0
+    call('HSET', KEYS[i], '#', string.format('%d', version + 1))
     call('EXPIRE', KEYS[i], life)
   end
   send(KEYS[5], 'cutoff', '')

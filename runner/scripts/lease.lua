@@ -17,21 +17,21 @@ local now = fleet_ms(KEYS[2], true)
 if not score or score <= 0 then return {'lost'} end
 score = math.max(now + doc.lease, score + 1)
 call('ZADD', KEYS[1], string.format('%d', score), MEMBER)
-call('HSET', KEYS[3], doc.node, doc.record)
+put('HSET', KEYS[3], doc.node, doc.record)
 
 local function serve(worker, lanes)
   local old = call('HGET', worker, 'queues') or ''
-  for name in string.gmatch(old, '[^,]+') do call('SREM', RQ .. 'workers:' .. name, worker) end
-  for _, name in ipairs(lanes) do call('SADD', RQ .. 'workers:' .. name, worker) end
+  for name in string.gmatch(old, '[^,]+') do put('SREM', RQ .. 'workers:' .. name, worker) end
+  for _, name in ipairs(lanes) do put('SADD', RQ .. 'workers:' .. name, worker) end
   call('HSET', worker, 'queues', table.concat(lanes, ','))
 end
 
 for i = 5, #KEYS do
   local worker = KEYS[i]
-  if call('EXISTS', worker) == 0 then
-    for field, value in pairs(doc.birth) do put('HSET', worker, field, value) end
+  if put('HLEN', worker) == 0 then
+    for field, value in pairs(doc.birth) do call('HSET', worker, field, value) end
     call('HSET', worker, 'birth', NOW_ISO)
-    call('SADD', KEYS[4], worker)
+    put('SADD', KEYS[4], worker)
     serve(worker, doc.lanes)
   elseif doc.changed == 1 then
     serve(worker, doc.lanes)

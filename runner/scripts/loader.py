@@ -17,7 +17,7 @@ from typing import Final
 __all__ = ["NAMES", "Script", "load"]
 
 NAMES: Final = (
-    *("due", "enqueue", "kill", "lease", "log", "pause", "recover", "register"),
+    *("due", "enqueue", "kill", "lease", "log", "mend", "pause", "recover", "register"),
     *("schedule", "sweep", "turn", "unregister"),
 )
 #: What stands between the prelude and a script that needs more.

@@ -1,6 +1,7 @@
 -- What every script shares. ARGV[1] is one JSON document; doc.rq and doc.rf are the two key prefixes.
--- A key of one job may hold a wrong type (whoever writes the store can do that): such a key is replaced, never allowed
--- to abort a script half-way, because an abort after a pop would lose the popped job.
+-- A key of one job, tenant or worker may hold a wrong type, or be a stream that has no ids left (whoever writes the store
+-- can do that): such a key is replaced, never allowed to abort a script half-way, because an abort after a pop would lose
+-- the popped job.
 
 local doc = cjson.decode(ARGV[1])
 local RQ, RF = doc.rq, doc.rf
@@ -33,23 +34,21 @@ local function iso(s, us)
 end
 local NOW_ISO = iso(NOW_S, NOW_US)
 
--- Redis TIME that never goes backwards, so that a lease once lapsed stays lapsed. Only lease scripts move it on.
-local function fleet_ms(key, advance)
-  local known = tonumber(pcall_('GET', key) or nil)
-  if known and known >= NOW_MS then return known end
-  if advance then call('SET', key, string.format('%d', NOW_MS)) end
-  return NOW_MS
-end
-
 local function wrong(reply)
   return type(reply) == 'table' and reply.err ~= nil
 end
 
--- Writes to a key of one job; a key of the wrong type is replaced.
+-- Source: the server's own words for a key of another type, and for a stream whose last id is the largest there is.
+local function unfit(err)
+  return string.find(err, 'WRONGTYPE', 1, true) or string.find(err, 'last possible ID', 1, true)
+    or string.find(err, 'equal or smaller than the target stream', 1, true)
+end
+
+-- Reads or writes a key that is not everybody's; one that is unfit is replaced.
 local function put(command, key, ...)
   local reply = pcall_(command, key, ...)
   if wrong(reply) then
-    if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err) end
+    if not unfit(reply.err) then error(reply.err) end
     call('DEL', key)
     reply = call(command, key, ...)
   end
@@ -67,6 +66,14 @@ local function whole(text)
   local number = tonumber(text)
   if number and number >= 0 and number <= 9007199254740991 and math.floor(number) == number then return number end
   return nil
+end
+
+-- Redis TIME that never goes backwards, so that a lease once lapsed stays lapsed. Only lease scripts move it on.
+local function fleet_ms(key, advance)
+  local known = whole(pcall_('GET', key) or nil)
+  if known and known >= NOW_MS then return known end
+  if advance then call('SET', key, string.format('%d', NOW_MS)) end
+  return NOW_MS
 end
 
 local function tenant_of(id)

@@ -57,10 +57,10 @@ end
 -- RQ's tools must not show the dead start's slots as workers.
 local function bury_workers(node, boot)
   local prefix = RQ .. 'worker:' .. node .. '.' .. string.sub(boot, 1, 6) .. '.'
-  for _, worker in ipairs(call('SMEMBERS', KEYS[5])) do
+  for _, worker in ipairs(put('SMEMBERS', KEYS[5])) do
     if string.sub(worker, 1, #prefix) == prefix then
-      for name in string.gmatch(call('HGET', worker, 'queues') or '', '[^,]+') do
-        call('SREM', RQ .. 'workers:' .. name, worker)
+      for name in string.gmatch(put('HGET', worker, 'queues') or '', '[^,]+') do
+        put('SREM', RQ .. 'workers:' .. name, worker)
       end
       call('SREM', KEYS[5], worker)
       call('DEL', worker, worker .. ':executions')
@@ -73,7 +73,7 @@ local function take(member)
   -- Score 0: it can never be renewed, and is found again if it holds more than one call takes over.
   call('ZADD', KEYS[2], 0, member)
   local claims = RF .. 'claims:' .. member
-  local held = call('HGETALL', claims)
+  local held = put('HGETALL', claims)
   for i = 1, #held, 2 do
     if taken_jobs >= doc.limit or bytes >= doc.bytes then return end
     taken_jobs = taken_jobs + 1

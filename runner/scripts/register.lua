@@ -30,8 +30,8 @@ for i = 6, #KEYS do
   for field, value in pairs(doc.birth) do call('HSET', worker, field, value) end
   call('HSET', worker, 'birth', NOW_ISO, 'last_heartbeat', NOW_ISO, 'queues', table.concat(doc.lanes, ','))
   call('EXPIRE', worker, WORKER_TTL_S)
-  call('SADD', KEYS[5], worker)
-  for _, name in ipairs(doc.lanes) do call('SADD', RQ .. 'workers:' .. name, worker) end
+  put('SADD', KEYS[5], worker)
+  for _, name in ipairs(doc.lanes) do put('SADD', RQ .. 'workers:' .. name, worker) end
 end
 table.insert(older, 1, 'ok')
 return older

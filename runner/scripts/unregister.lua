@@ -6,7 +6,7 @@
 -- RACE   the count and the removal are one step: a job claimed before it is seen, none can be claimed after it.
 
 local MEMBER = doc.node .. '/' .. doc.boot
-local held = call('HLEN', KEYS[3])
+local held = put('HLEN', KEYS[3])
 if held == 0 then
   call('ZREM', KEYS[1], MEMBER)
   local record = call('HGET', KEYS[2], doc.node)
@@ -15,10 +15,10 @@ if held == 0 then
 end
 for i = 5, #KEYS do
   local worker = KEYS[i]
-  for name in string.gmatch(call('HGET', worker, 'queues') or '', '[^,]+') do
-    call('SREM', RQ .. 'workers:' .. name, worker)
+  for name in string.gmatch(put('HGET', worker, 'queues') or '', '[^,]+') do
+    put('SREM', RQ .. 'workers:' .. name, worker)
   end
-  call('SREM', KEYS[4], worker)
+  put('SREM', KEYS[4], worker)
   if call('EXISTS', worker) == 1 then
     call('HSET', worker, 'death', NOW_ISO)
     call('EXPIRE', worker, 60)

@@ -27,6 +27,7 @@ class EventType(StrEnum):
     JOB_ENDED = "job.ended"
     GRANT_CODE_CHANGED = "grant.code_changed"
     NET_DENIED = "net.denied"
+    NET_USED = "net.used"
     SECRET_LEAKED = "secret.leaked"  # noqa: S105 - an event, not a secret
     SECRET_PENDING = "secret.pending"  # noqa: S105 - an event, not a secret
     SECRET_APPROVED = "secret.approved"  # noqa: S105 - as above

@@ -4,8 +4,10 @@ Called by the agent's containment and the guest. A record is one SEQPACKET messa
 let a record of the job be taken for one of ours: after ``release`` the agent reads only known ops, anything else ends
 the session.
 
-    agent → worker   PLAN (values + descriptors) · PAYLOAD (chunk, more follow) · RELEASE (last chunk: run)
-    worker → agent   READY (restricted, nothing run yet) · FAILED (JSON {step, errno}) · RUNNING (payload complete)
+    agent → worker   PLAN (values + descriptors) · PAYLOAD (chunk, more follow) · RELEASE (last chunk: run) ·
+                     NEXT (turn, whole payload + stdout, stderr, result: another attempt of a reused worker)
+    worker → agent   READY (restricted, nothing run yet) · FAILED (JSON {step, errno}) · RUNNING (payload complete) ·
+                     DONE (exit code, turn: an attempt of a reused worker has ended)
 """
 
 from __future__ import annotations
@@ -16,13 +18,26 @@ from typing import Final
 
 from runner.wire.errors import CodecError
 
-__all__ = ["CHUNK_BYTES", "FD_BROKER", "FD_KERNEL", "FD_RESULT", "MAX_RECORD_BYTES", "Op", "chunks", "pack", "unpack"]
+__all__ = [
+    "CHUNK_BYTES",
+    "FD_BROKER",
+    "FD_KERNEL",
+    "FD_RESULT",
+    "MAX_RECORD_BYTES",
+    "TURN_BYTES",
+    "Op",
+    "chunks",
+    "pack",
+    "unpack",
+]
 
 #: The job's fixed descriptors (also named in RINGFENCE_FDS).
 FD_KERNEL: Final = 100
 FD_BROKER: Final = 101
 FD_RESULT: Final = 102
 MAX_RECORD_BYTES: Final = 64 * 1024
+#: What tells the attempts of a reused worker apart.
+TURN_BYTES: Final = 16
 CHUNK_BYTES: Final = 32 * 1024
 
 
@@ -32,9 +47,11 @@ class Op(IntEnum):
     PLAN = 1
     PAYLOAD = 2
     RELEASE = 3
+    NEXT = 4
     READY = 16
     FAILED = 17
     RUNNING = 18
+    DONE = 19
 
 
 def pack(op: Op, body: bytes = b"") -> bytes:

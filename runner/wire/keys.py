@@ -21,7 +21,7 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     rf:doomed                zset    owner: killing jobs         kill.lua; jobs taken from a lane, not signed off yet
     rf:cut, rf:cut:<tenant>  hash    8 d after the newest, or    kill.lua; selector -> "SEQ SIG COMMAND", "#" -> changes
                                      1 d after the horizon
-    rf:ctl:<node>, rf:ctl:all stream MINID of expired commands   kill.lua, pause.lua; command, sig, why, job
+    rf:ctl:<node>, rf:ctl:all stream MINID of expired commands   kill.lua, pause.lua; command, sig, why, job (mend.lua)
     rf:suspended             hash    owner: operators            pause.lua; queue -> "SIG COMMAND" that suspended it
     rf:rep:<command>         stream  1 h                         agents
     rf:ev:<tenant>           stream  ~100,000 entries, 30 d      scripts (sig empty), agents; event, sig

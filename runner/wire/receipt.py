@@ -94,8 +94,8 @@ class PauseReceipt:
 class NodeReceipt:
     """What a drain, undrain, suspend or unsuspend did on one node.
 
-    ``done``: it holds from now on: nothing more is claimed (``busy`` jobs still run; ``handed_back`` had not started and
-    went back to their lanes), or is claimed again. A drain is answered a second time when nothing runs any more.
+    ``done``: it holds from now on: nothing more is claimed (``busy`` jobs still run; ``handed_back`` had not started
+    and went back to their lanes), or is claimed again. A drain is answered a second time when nothing runs any more.
     ``refused``: the key may not order this, or a later order came first. ``unknown``: no such node. ``unconfirmed``:
     no answer came. ``state``: the node's, as `nodes` shows it. Signed like a Receipt.
     """

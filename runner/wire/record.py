@@ -14,13 +14,13 @@ import enum
 import operator
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from runner.wire import codec
 from runner.wire.errors import RecordError
 
-__all__ = ["decode", "dumps", "encode", "encode_bare", "loads"]
+__all__ = ["decode", "dumps", "encode", "loads"]
 
 T = TypeVar("T")
 #: Validates one value; its errors name the path from here on.
@@ -30,21 +30,21 @@ Reader: TypeAlias = Callable[[object], object]
 _NAMES: dict[type[object], dict[str, bool]] = {}
 _READERS: dict[type[object], dict[str, Reader]] = {}
 _SHAPES: dict[type[object], _Shape] = {}
-#: What a field that holds nothing is encoded as, for those that do by default.
-_EMPTY: dict[type[object], dict[str, object]] = {}
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 class _Shape(NamedTuple):
     """How a class is written: its fields in canonical order, and what gives their values in one call.
 
-    ``nullable``: left out if None. ``nested``: may hold what is not plain JSON yet.
+    ``nullable``: left out if None. ``nested``: may hold what is not plain JSON yet. ``empty``: what those hold that
+    hold nothing by default.
     """
 
     names: tuple[str, ...]
     values: Callable[[object], tuple[object, ...]]
     nullable: tuple[str, ...]
     nested: tuple[str, ...]
+    empty: tuple[tuple[str, object], ...]
 
 
 def encode(record: object) -> dict[str, object]:
@@ -60,22 +60,18 @@ def encode(record: object) -> dict[str, object]:
     return out
 
 
-def encode_bare(record: object) -> dict[str, object]:
-    """Return ``encode`` without what is empty by default: (), {}, and a nested record of nothing but its defaults."""
-    out = encode(record)
-    for name, empty in (_EMPTY.get(type(record)) or _look_for_empty(type(record))).items():
-        if out.get(name) == empty:
-            out.pop(name, None)
-    return out
-
-
 def dumps(record: object, *, bare: bool = False) -> bytes:
-    """Return the record's canonical bytes. ``bare``: see ``encode_bare``; it reads back as the same record."""
-    if bare:
-        return codec.dump(encode_bare(record))
+    """Return the record's canonical bytes.
+
+    ``bare``: without what is empty by default ((), {}, a nested record of nothing but its defaults), so that it reads
+    back as the same record.
+    """
     shape = _SHAPES.get(type(record)) or _look_at_shape(type(record))
     # All values in one call: a node writes three records a job, and the way over ``encode`` costs twice as much.
     out = dict(zip(shape.names, shape.values(record), strict=True))
+    for name, empty in shape.empty if bare else ():
+        if out[name] == empty:
+            del out[name]
     for name in shape.nullable:
         if out[name] is None:
             del out[name]
@@ -162,7 +158,8 @@ def _look_at_shape(cls: type[object]) -> _Shape:
     names = tuple(sorted(nulls))
     values = operator.attrgetter(*names) if len(names) > 1 else lambda record: (getattr(record, names[0]),)
     nested = tuple(name for name in names if not _is_flat(hints[name]))
-    return _SHAPES.setdefault(cls, _Shape(names, values, tuple(name for name in names if nulls[name]), nested))
+    nullable = tuple(name for name in names if nulls[name])
+    return _SHAPES.setdefault(cls, _Shape(names, values, nullable, nested, tuple(_empty_fields(cls))))
 
 
 def _is_flat(hint: object) -> bool:
@@ -175,14 +172,12 @@ def _is_flat(hint: object) -> bool:
     return bool(inner) and all(map(_is_flat, inner))
 
 
-def _look_for_empty(cls: type[object]) -> dict[str, object]:
-    found: dict[str, object] = {}
+def _empty_fields(cls: type[object]) -> Iterator[tuple[str, object]]:
     for field in dataclasses.fields(cast("typing.Any", cls)):
-        if field.default == () or field.default_factory is dict:
-            found[field.name] = [] if field.default == () else {}
-        elif dataclasses.is_dataclass(field.default):
-            found[field.name] = encode(field.default)
-    return _EMPTY.setdefault(cls, found)
+        if field.default_factory is dict:
+            yield field.name, {}
+        elif field.default == () or dataclasses.is_dataclass(field.default):
+            yield field.name, field.default
 
 
 def _look_at(cls: type[object]) -> dict[str, Reader]:

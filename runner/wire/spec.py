@@ -33,12 +33,14 @@ __all__ = [
 MAX_ENVELOPE_BYTES: Final = 1024 * 1024
 #: Priorities are -1000 to 1000; each point counts as one second of waiting.
 MAX_PRIORITY: Final = 1000
+#: Most attempts that one worker may run.
+MAX_REUSE: Final = 10_000
 #: Names that lanes give a meaning of their own.
 _RESERVED: Final = frozenset({"node", "level", "priority"})
 _PRIORITY: Final = re.compile(r"-?[1-9][0-9]{0,3}")
 _TASK: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,200}:[A-Za-z_][A-Za-z0-9_.]{0,200}")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_PROFILE: Final = re.compile(r"default|fresh|reuse=[1-9][0-9]{0,5}")
+_PROFILE: Final = re.compile(r"default|fresh|reuse=(10000|[1-9][0-9]{0,3})")
 VERSION: Final = 1
 #: What the lanes of jobs with secrets or sealed values require. No label looks like it: those have a value.
 NEEDS_BROKER: Final = "broker"
@@ -103,6 +105,12 @@ class JobSpec:
     def needs_broker(self) -> bool:
         """Whether this job only runs beside a vault broker: for its secrets, its sealed values, or its service."""
         return bool(self.grants.secrets) or self.sealed is not None or self.grants.service
+
+    @property
+    def reuse(self) -> int:
+        """How many attempts may run in one worker, one after the other; 0: each gets a worker of its own."""
+        name, _, number = self.profile.partition("=")
+        return int(number) if name == "reuse" else 0
 
     @property
     def name(self) -> str:
@@ -182,7 +190,7 @@ def _check(spec: JobSpec) -> None:
     if spec.min_level not in {"A", "B", "C", "D", "E", "F"}:
         raise RecordError("a level is A to F", path="min_level")
     if not _PROFILE.fullmatch(spec.profile):
-        raise RecordError("a profile is default, fresh or reuse=N", path="profile")
+        raise RecordError(f"a profile is default, fresh or reuse=N, with N at most {MAX_REUSE}", path="profile")
     if not -MAX_PRIORITY <= spec.priority <= MAX_PRIORITY:
         raise RecordError("a priority is -1000 to 1000", path="priority")
     if spec.not_after_ms <= spec.not_before_ms:

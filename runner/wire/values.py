@@ -24,12 +24,11 @@ import base64
 import binascii
 import dataclasses
 import datetime as dt
-import decimal
 import enum
 import math
-import uuid
+import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from runner.wire import codec
 from runner.wire.codec import Json
@@ -37,6 +36,9 @@ from runner.wire.errors import ValueTypeError
 from runner.wire.sealed import HOLE, Sealed
 
 if TYPE_CHECKING:
+    import decimal
+    import uuid
+
     from _typeshed import DataclassInstance
 
 __all__ = [
@@ -234,13 +236,19 @@ def _scalar_form(value: object, path: str) -> tuple[str, str] | None:
         return "datetime", value.isoformat()
     if isinstance(value, bytes | bytearray):
         return "bytes", base64.b64encode(value).decode("ascii")
-    if isinstance(value, uuid.UUID):
+    if _is(value, "uuid", "UUID"):
         return "uuid", str(value)
-    if isinstance(value, decimal.Decimal):
-        if not value.is_finite():
+    if _is(value, "decimal", "Decimal"):
+        if not cast("decimal.Decimal", value).is_finite():
             raise ValueTypeError("a Decimal that is no finite number", path=path)
         return "decimal", str(value)
     return None
+
+
+def _is(value: object, module: str, name: str) -> bool:
+    """Return whether a value is of a class that few programs use, without loading its module for all others."""
+    found = sys.modules.get(module)
+    return found is not None and isinstance(value, getattr(found, name))
 
 
 def _advice(value: object) -> str:
@@ -320,7 +328,15 @@ def _datetime(text: str) -> dt.datetime:
     return found
 
 
+def _uuid(text: str) -> uuid.UUID:
+    import uuid
+
+    return uuid.UUID(text)
+
+
 def _decimal(text: str) -> decimal.Decimal:
+    import decimal
+
     found = decimal.Decimal(text)
     if not found.is_finite():
         raise ValueError("not finite")
@@ -334,7 +350,7 @@ def _bytes(text: str) -> bytes:
 _SCALARS: Final[dict[str, Callable[[str], object]]] = {
     "datetime": _datetime,
     "bytes": _bytes,
-    "uuid": uuid.UUID,
+    "uuid": _uuid,
     "decimal": _decimal,
 }
 _KEYS: Final[dict[str, frozenset[str]]] = {

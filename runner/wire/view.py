@@ -39,7 +39,10 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node as `nodes` shows it. ``state``: starting, ready, degraded(...), unhealthy, lost."""
+    """One node as `nodes` shows it. ``state``: starting, ready, draining, drained, degraded(...), unhealthy, lost.
+
+    ``free``: what jobs may still ask for, ``memory_bytes`` and ``cpus``, where it is counted.
+    """
 
     name: str
     host: str
@@ -54,6 +57,7 @@ class NodeView:
     heartbeat_at: str
     redis: str
     enforcement: dict[str, str] = field(default_factory=dict)
+    free: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

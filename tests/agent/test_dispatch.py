@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from node_agent.dispatch import CROWD, Dispatcher
+from node_agent.dispatch import CROWD, Dispatcher, wake_loop
 from node_agent.errors import LeaseLostError, StoreAwayError
 from node_agent.turns import Claim, Dead, Finish, FinishReply, Orphan, Start, StartReply, Turn, TurnReply
 from runner.wire.states import State
@@ -215,3 +215,66 @@ def test_a_killed_job_waits_for_no_company() -> None:
         return store.done == ["main-0"]
 
     assert asyncio.run(check())
+
+
+def test_an_end_that_comes_during_a_turn_waits_for_company() -> None:
+    """The slot that it frees is filled with the next ones: no turn follows at once because one was under way."""
+    store = FakeStore(CROWD + 9)
+
+    async def check() -> int:
+        dispatcher = Dispatcher(store, CROWD + 4, lambda: ("agents",), lambda: None)
+        crew = Crew(dispatcher)
+        answer = store.turn
+
+        async def slow(turn: Turn) -> TurnReply:
+            reply = await answer(turn)
+            if len(store.turns) == 2:
+                # It went just now, however slow this machine is; one more job ends before the answer is read.
+                dispatcher._sent_s = asyncio.get_running_loop().time() + 0.2
+                dispatcher.finish(Finish(claims[1], state=State.FINISHED))
+            return reply
+
+        store.turn = slow  # type: ignore[method-assign]  # the same, with a job that ends meanwhile
+        claims: list[Claim] = []
+
+        def take(claim: Claim) -> None:
+            claims.append(claim)
+            crew.known.add(claim.job)
+
+        crew.take = take  # type: ignore[method-assign]  # jobs that go on
+        dispatcher.serve(crew)
+        task = asyncio.create_task(dispatcher.run())
+        dispatcher.wake()
+        await await_until(lambda: len(claims) == CROWD + 4, "all slots to be taken")
+        dispatcher._sent_s = 0.0
+        dispatcher.finish(Finish(claims[0], state=State.FINISHED))
+        await await_until(lambda: len(store.turns) == 2, "its turn")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        seen = len(store.turns)
+        await await_until(lambda: len(store.done) == 2, "the other end")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return seen
+
+    assert asyncio.run(check()) == 2
+
+
+def test_what_waited_for_this_start_is_taken_at_once() -> None:
+    """The first turn does not wait for a first look at the lanes: here that look never ends."""
+    store = FakeStore(3)
+
+    async def check() -> None:
+        dispatcher = Dispatcher(store, 2, lambda: ("agents",), lambda: None)
+        dispatcher.serve(Crew(dispatcher))
+
+        async def look(idle: bool) -> None:
+            await asyncio.Event().wait()
+
+        tasks = [asyncio.create_task(dispatcher.run()), asyncio.create_task(wake_loop(look, dispatcher))]
+        await await_until(lambda: len(store.done) == 3, "all jobs to be done")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(check())

@@ -48,7 +48,7 @@ def test_no_test_sleeps() -> None:
         f"{module.where}:{node.lineno}"
         for module in tree.tests()
         if module.where != WAITER and not module.where.startswith(JOB_CODE)
-        for node in ast.walk(module.tree)
+        for node in module.nodes()
         if isinstance(node, ast.Call) and ast.unparse(node.func) in SLEEPERS and not _yields_only(node)
     ]
     assert found == []
@@ -59,7 +59,7 @@ def test_every_test_says_what_must_hold() -> None:
     found = [
         f"{module.where}:{node.lineno} {node.name}"
         for module in tree.tests()
-        for node in ast.walk(module.tree)
+        for node in module.nodes()
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
     ]
     assert found == []

@@ -38,7 +38,7 @@ def test_functions_are_short() -> None:
     found = [
         f"{module.where}:{node.lineno} {node.name}: {length} lines"
         for module in tree.modules(*tree.PACKAGES, "examples", "tests")
-        for node in ast.walk(module.tree)
+        for node in module.nodes()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION
     ]

@@ -25,9 +25,9 @@ class Import:
     for_types_only: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Module:
-    """One Python file: its dotted name, path, lines and syntax tree."""
+    """One Python file: its dotted name, path, lines and syntax tree. Parsed once, so that it is its own equal."""
 
     name: str
     path: Path
@@ -49,16 +49,20 @@ class Module:
         """Whether the file is an ``__init__``."""
         return self.path.name == "__init__.py"
 
-    def imports(self) -> list[Import]:
+    @cache  # noqa: B019  # modules live as long as the process
+    def imports(self) -> tuple[Import, ...]:
         """Return every import of the file, wherever it stands."""
-        return list(_imports(self, self.tree, at_top=True, for_types_only=False))
+        return tuple(_imports(self, self.tree, at_top=True, for_types_only=False))
+
+    @cache  # noqa: B019  # modules live as long as the process
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Return every node of the tree."""
+        return tuple(ast.walk(self.tree))
 
 
-@cache
 def modules(*folders: str) -> tuple[Module, ...]:
     """Return every Python file below the folders, in order."""
-    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    return tuple(_parse(path) for path in found)
+    return tuple(module for folder in folders for module in _folder(folder))
 
 
 def sources() -> tuple[Module, ...]:
@@ -88,6 +92,11 @@ def tracked() -> tuple[Path, ...]:
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
     paths = (ROOT / name.decode() for name in listed.split(b"\0") if name)
     return tuple(path for path in paths if path.is_file())
+
+
+@cache
+def _folder(name: str) -> tuple[Module, ...]:
+    return tuple(_parse(path) for path in sorted((ROOT / name).rglob("*.py")))
 
 
 def _parse(path: Path) -> Module:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
@@ -66,11 +66,11 @@ def _say(answer: dict[str, object]) -> None:
 
 
 @contextmanager
-def ringfence(slots: str) -> Iterator[Side]:
+def ringfence(slots: str, reuse: str = "0") -> Iterator[Side]:
     """Isolated jobs of `ringfence up`, on its embedded store, which keeps its data."""
     from tests.bench import isolated
 
-    with isolated.running(int(slots)) as side:
+    with isolated.running(int(slots), int(reuse)) as side:
         yield side
 
 
@@ -90,7 +90,7 @@ def celery(socket: str) -> Iterator[Side]:
         yield side
 
 
-SIDES = {"ringfence": ringfence, "rq": rq, "celery": celery}
+SIDES: dict[str, Callable[..., AbstractContextManager[Side]]] = {"ringfence": ringfence, "rq": rq, "celery": celery}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import cast
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
-from tests.bench import bare, load, moulds, proxied, sides, vaulted  # noqa: E402 - the project's root comes first
+from tests.bench import bare, enqueued, load, moulds, proxied, sides, vaulted  # noqa: E402 - the project's root comes first
 from tests.bench.sides import Burst, Side  # noqa: E402 - as above
 from tests.support import valkey as stores  # noqa: E402 - as above
 
@@ -36,7 +36,10 @@ OWN_SHARE = 0.85
 SINGLES = 25
 KILLS = 20
 WIDE, NARROW, STOCK, SIMPLE, CELERY, ORDINARY = "8 slots", "2 slots", "rq fork", "rq simple", "celery", "8 slots, B"
-JOBS = {WIDE: 600, NARROW: 400, STOCK: 120, SIMPLE: 300, CELERY: 600, ORDINARY: 600}
+#: How many jobs share a worker on the side that reuses them.
+REUSE = 100
+REUSED = f"2 slots, reuse={REUSE}"
+JOBS = {WIDE: 600, NARROW: 400, STOCK: 120, SIMPLE: 300, CELERY: 600, ORDINARY: 600, REUSED: 1500}
 JOB_UIDS = (1_900_000_000, 1000)
 
 
@@ -74,7 +77,7 @@ def main() -> int:
     wanted = parser.parse_args().rounds
     # Stock rq compiles its job's module once and keeps the result; a node's jobs can write none, so it is made here.
     compileall.compile_dir(HERE / "jobs", quiet=2)
-    rows = [*_without_queue(), *_secrets(), *_vault()]
+    rows = [*_enqueued(), *_without_queue(), *_secrets(), *_vault()]
     with ExitStack() as stack:
         running = {name: stack.enter_context(each) for name, each in _contenders(stack).items()}
         rounds = _rounds(running, wanted)
@@ -91,6 +94,7 @@ def _contenders(stack: ExitStack) -> dict[str, AbstractContextManager[Side]]:
     found: dict[str, AbstractContextManager[Side]] = {
         WIDE: sides.running(["ringfence", "8"]),
         NARROW: sides.running(["ringfence", "2"]),
+        REUSED: sides.running(["ringfence", "2", str(REUSE)]),
         STOCK: sides.running(["rq", "Worker"]),
         SIMPLE: sides.running(["rq", "SimpleWorker"]),
     }
@@ -122,7 +126,7 @@ def _round(running: dict[str, Side]) -> Round:
         found.bursts[name] = side.burst(JOBS[name])
         busy_s += load.busy_s() - before
         own_s += found.bursts[name].own_s
-    for name in (NARROW, STOCK, SIMPLE, CELERY):
+    for name in (NARROW, REUSED, STOCK, SIMPLE, CELERY):
         if name in running:
             found.singles[name] = running[name].latencies_ms(SINGLES)
     found.own_share = own_s / busy_s if busy_s else 0.0
@@ -151,17 +155,22 @@ def _with_queue(rounds: Sequence[Round]) -> list[Row]:
         Row("isolated no-op jobs, 8 slots", rate(WIDE), "/s"),
         Row("isolated no-op jobs, 2 slots", rate(NARROW), "/s"),
         Row("isolated no-op jobs, 8 slots, ordinary user", rate(ORDINARY), "/s"),
+        Row(f"isolated no-op jobs, {REUSED}", rate(REUSED), "/s"),
         Row("stock rq worker x 2 (fork, not isolated)", rate(STOCK), "/s"),
         Row("stock rq SimpleWorker x 2 (no process of its own)", rate(SIMPLE), "/s"),
         Row("celery prefork -c 2 (process reused)", rate(CELERY), "/s", note="" if rate(CELERY) else absent),
         Row("8 slots / stock fork", ratio(WIDE, STOCK), "x", (">=", 6.0)),
         Row("2 slots / stock fork", ratio(NARROW, STOCK), "x", (">=", 5.0)),
+        Row(f"{REUSED} / stock fork", ratio(REUSED, STOCK), "x"),
+        Row(f"{REUSED} / 2 slots", ratio(REUSED, NARROW), "x", (">=", 2.0)),
         Row("8 slots / celery", ratio(WIDE, CELERY), "x", (">=", 0.9)),
         Row("level B / level A, 8 slots", ratio(ORDINARY, WIDE), "x", (">=", 0.85)),
         Row("processor time a job, 8 slots, store included", cpu(WIDE), "ms", ("<=", 2.2)),
+        Row(f"processor time a job, {REUSED}, store included", cpu(REUSED), "ms"),
         Row("processor time a job, stock fork, store included", cpu(STOCK), "ms"),
         Row("enqueue to result p50", mine, "ms"),
         Row("enqueue to result p99", single(NARROW, 0.99), "ms"),
+        Row(f"enqueue to result p50, {REUSED}", single(REUSED), "ms"),
         Row("enqueue to result p50, stock fork", stock, "ms"),
         Row("enqueue to result p50, SimpleWorker", single(SIMPLE), "ms"),
         Row("enqueue to result p50, celery", single(CELERY), "ms"),
@@ -172,13 +181,28 @@ def _with_queue(rounds: Sequence[Round]) -> list[Row]:
 def _alone(running: dict[str, Side]) -> list[Row]:
     """Kills and memory of the fleets that stand."""
     killed = running[NARROW].ask(f"kill {KILLS}")
+    costs = cast("dict[str, float]", running[WIDE].ask(f"costs {JOBS[WIDE]}"))
     wide, narrow = (cast("int", running[name].ask("pss")["kib"]) / 1024 for name in (WIDE, NARROW))
     return [
+        Row("processor time a job, 8 slots, agent alone", costs["agent_ms"], "ms", ("<=", 0.3)),
+        Row("processor time a job, 8 slots, store alone", costs["store_ms"], "ms"),
+        Row("script calls a job, 8 slots", costs["calls"], bound=("<=", 1.0)),
         Row("kill to receipt p50", _median(cast("list[float]", killed["wall_ms"])), "ms"),
         Row("  as its receipt says", _median(cast("list[float]", killed["total_ms"])), "ms"),
         Row(f"survivors of {KILLS} kills", cast("int", killed["survivors"]), bound=("<=", 0)),
         Row("memory of an idle slot (PSS)", (wide - narrow) / 6, "MiB", ("<=", 6.0)),
         Row("memory of an idle node with 2 slots (PSS)", narrow, "MiB"),
+    ]
+
+
+def _enqueued() -> list[Row]:
+    rates = enqueued.measure()
+    return [
+        Row("enqueue, signed, one by one", rates.single, "/s"),
+        Row(f"enqueue, signed, batches of {enqueued.BATCH}", rates.batch, "/s"),
+        Row("enqueue of stock rq, one by one", rates.stock, "/s"),
+        Row("enqueue one by one / stock", rates.single_ratio, "x", (">=", 1.5)),
+        Row("enqueue in batches / stock", rates.batch_ratio, "x", (">=", 4.0)),
     ]
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runner.cli.commands import run_words
+from tests.support.fleet import CLI
 from tests.vault.test_keystore import file_of
 
 
@@ -72,6 +75,32 @@ def test_audit_says_what_was_done(
     assert ran(place, "audit") == 0
     assert ran(place, "audit", "--anchor", anchor) == 78
     assert "anchored line 3" in capfd.readouterr().err
+
+
+def test_audit_verifies_and_follows(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """--verify prints the end alone; --follow each line as it is written, and the end at Ctrl-C; not both."""
+    assert ran(place, "audit", "--verify", "--follow") == 2
+    capfd.readouterr()
+    assert ran(place, "audit", "--verify") == 0
+    out = capfd.readouterr()
+    assert (out.out, out.err.split()[1:4]) == ("", ["1", "lines,", "unchanged;"])
+    words = [*CLI, "--home", str(place), "vault", "audit", "--follow", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["event"] == "vault.made"
+            put(place, "KEY", "canary", monkeypatch)
+            line = process.stdout.readline()
+            assert json.loads(line)["event"] == "secret.put"
+            assert "canary" not in line
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "2 lines, unchanged; end 2:" in told
 
 
 def test_restore_on_another_host(

@@ -18,6 +18,7 @@ from runner.errors import (
     JobLost,
     JobNotFoundError,
     JobRefused,
+    ResultExpiredError,
     ResultTimeoutError,
     UnverifiedResultError,
 )
@@ -94,6 +95,18 @@ def test_a_job_that_goes_on_times_out(fleet: Fleet) -> None:
     for call in (lambda found: found.result(timeout=0), lambda found: found.status(), lambda found: list(found.logs())):
         with pytest.raises(JobNotFoundError):
             call(fleet.app.job(ids.new_job_id()))
+
+
+def test_what_has_expired_is_told_from_what_never_was(fleet: Fleet) -> None:
+    """A job that the store once held is ResultExpiredError, by result, status and logs; it is a JobNotFoundError."""
+    job = fleet.app.command(["true"])
+    fleet.store.delete(KEYS.job(job.id))
+    for call in (lambda found: found.result(timeout=0), lambda found: found.status(), lambda found: list(found.logs())):
+        with pytest.raises(ResultExpiredError, match="has expired"):
+            call(fleet.app.job(job.id))
+        with pytest.raises(JobNotFoundError) as caught:
+            call(fleet.app.job(ids.new_job_id()))
+        assert not isinstance(caught.value, ResultExpiredError)
 
 
 def forge_state(fleet: Fleet, job_id: str, node: PaperNode) -> None:

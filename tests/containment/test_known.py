@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from node_agent.containment import machine, script
+from node_agent.containment import machine, outfit, script
 from node_agent.containment.known import MOST, Taught
-from node_agent.containment.orders import END_MARK, End, Order, end_of, end_record, order_of, order_record
+from node_agent.containment.orders import BEGIN, END_MARK, TERM, End, end_of, end_record, order_of, order_record
 from node_agent.containment.plan import Mount, Plan, dumps
 from node_agent.containment.reaper import Reaper
 from node_agent.containment.script import Memory, StepError, Table, row
-from tests.containment.rig import Rig, in_rig
+from tests.containment.rig import LEVEL, Rig, in_rig, marked
 
 PLAN = Plan("main-1.1", "task", "A", 1000, 1000)
 #: What differs between any two attempts.
@@ -62,9 +62,9 @@ def test_nothing_of_a_job_is_taught(changes: dict[str, object]) -> None:
 
 def test_orders_and_ends_are_read_as_they_were_written() -> None:
     """And nothing else is taken for one."""
-    begin = order_record(Order.BEGIN, "main-1.1", ("net", "service"), b"a\0b")
+    begin = order_record(BEGIN, "main-1.1", ("net", "service"), b"a\0b")
     assert order_of(begin) == (b"b", "main-1.1", ["net", "service"], b"a\0b")
-    assert order_of(order_record(Order.TERM, "main-1.1")) == (b"t", "main-1.1", [], b"")
+    assert order_of(order_record(TERM, "main-1.1")) == (b"t", "main-1.1", [], b"")
     end = end_record("main-1.1", 9, 1_500_000, 4096, 3, 1)
     assert end_of(end) == End("main-1.1", 9, 1.5, 4096, 3, 1)
     for wrong in (b"", b"b", b"bmain-1.1", b"bmain-1.1\0net", b"b\xff\0\0"):
@@ -158,5 +158,39 @@ def test_the_sandbox_is_the_same_when_the_mould_knows_the_plan(node_name: str) -
             result["ok"].pop("real")
         assert results[1:] == results[:1] * 3
         assert rig.slot.mould_pid == mould  # one that could not learn would have ended
+
+    in_rig(node_name, scenario)
+
+
+def test_the_last_look_finds_what_is_left() -> None:
+    """A process with a capability in any set, without no_new_privs or a filter, or of other ids does not pass it."""
+    memory, ids = Memory(), (os.geteuid(), os.getegid())
+    rows = outfit._last_look(memory, LEVEL)
+    with pytest.raises(StepError, match="prctl returned 1") as caught:
+        Table(rows).run()  # the bounding set
+    assert caught.value.step == "check"
+    with pytest.raises(StepError, match="prctl returned 0"):
+        Table([one for one in rows if one[4] != outfit._BOUNDING_READ and one[3] != outfit._BOUNDING_READ]).run()
+    Table([one for one in rows if one[2] != row("", "prctl")[2] and one[2] != row("", "getgroups")[2]]).run()
+    found = memory.begin(len(outfit.looked(*ids)))
+    assert (found == outfit.looked(*ids)) is (ids[0] != 0)
+    assert found[24:] == outfit.looked(*ids)[24:]
+    assert found not in (outfit.looked(ids[0] + 1, ids[1]), outfit.looked(ids[0], ids[1] + 1))
+    for one in outfit._own_ids(ids[0] + 1, ids[1] + 1):
+        with pytest.raises(StepError, match="returned"):
+            Table([one]).run()
+
+
+def test_a_worker_is_born_with_its_own_score(node_name: str) -> None:
+    """At level A the mould is safe from the killer that its job has to meet, before, during and after a job."""
+
+    async def scenario(rig: Rig) -> None:
+        for _ in range(3):
+            attempt, mark = await rig.running(["sh", "-c", "echo up; sleep 30"])
+            (pid, *_) = marked(mark)
+            found = [int(Path(f"/proc/{one}/oom_score_adj").read_text()) for one in (rig.slot.mould_pid, pid)]
+            assert found == ([0, 500] if LEVEL == "A" else [500, 500])
+            attempt.kill()
+            await rig.finish(attempt)
 
     in_rig(node_name, scenario)

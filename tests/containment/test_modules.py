@@ -23,7 +23,8 @@ NAME = "rf_loaded_sample"
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
+def _forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "pycache_prefix", None)  # as in a guest
     before = list(sys.path)
     yield
     sys.path[:] = before

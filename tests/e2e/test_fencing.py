@@ -45,6 +45,41 @@ def rig() -> Iterator[Rig]:
         found.app.close()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Rig]:
+    """As `rig`, for the tests that leave the agent as they found it; started once."""
+    with rigged() as found:
+        found.start("a")
+        found.app.close()
+        yield found
+
+
+@pytest.fixture
+def steady(shared: Rig) -> Iterator[Rig]:
+    """The shared rig for one test."""
+    yield shared
+    shared.wait_idle()
+    shared.app.close()
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Rig]:
+    """As `shared`, with a second agent; a lease outlasts the moment that a test stops the first."""
+    with rigged(heartbeat_s=5.0) as found:
+        found.start("a")
+        found.start("b")
+        found.app.close()
+        yield found
+
+
+@pytest.fixture
+def pair(both: Rig) -> Iterator[Rig]:
+    """The rig of two agents for one test, which may stop the first for a moment."""
+    yield both
+    both.wait_idle()
+    both.app.close()
+
+
 def signer_of(rig: Rig, node: Node) -> Signer:
     """Return a node's key: that of a node which lies."""
     return keyring.node_key(Home(rig.home), node.name)
@@ -74,6 +109,12 @@ def park(rig: Rig, job: Job[None]) -> None:
         rig.redis.lrem(lane, 0, job.id)
 
 
+def put(rig: Rig, job: Job[None]) -> None:
+    """Put a job's id into a lane, and wake the agents as an enqueue does."""
+    rig.redis.lpush(rig.keys.queue("agents"), job.id)
+    rig.redis.rpush(rig.keys.wake("agents"), "1")
+
+
 def test_attack_20_forged_results_are_never_returned(rig: Rig) -> None:
     """Signed by nobody, by a client's key, by an unknown key or for another job: not a result."""
     done = rig.command("true")
@@ -100,11 +141,11 @@ def test_attack_20_forged_results_are_never_returned(rig: Rig) -> None:
         bare.result(timeout=5)
 
 
-def test_attack_20_a_changed_value_is_not_the_result(rig: Rig) -> None:
+def test_attack_20_a_changed_value_is_not_the_result(steady: Rig) -> None:
     """The value of a truly finished job is replaced in the store: not returned."""
-    job = rig.command("true")
+    job = steady.command("true")
     assert job.result(timeout=20) is None
-    rig.redis.xadd(rig.keys.results(job.id), {"type": "1", "return_value": base64.b64encode(b'"other"')})
+    steady.redis.xadd(steady.keys.results(job.id), {"type": "1", "return_value": base64.b64encode(b'"other"')})
     with pytest.raises(UnverifiedResultError):
         job.result(timeout=5)
 
@@ -125,7 +166,7 @@ def test_attack_20_no_unsigned_job_and_no_wider_grant_runs(rig: Rig) -> None:
         else:
             body = body.replace(str(rig.work).encode(), b"/")
         rig.redis.hset(rig.keys.job(job.id), "data", payload.pack(body, label))
-        rig.redis.lpush(rig.keys.queue("agents"), job.id)
+        put(rig, job)
         jobs.append((job, marker))
     rig.restart(rig.nodes["a"])
     for job, marker in jobs:
@@ -133,21 +174,21 @@ def test_attack_20_no_unsigned_job_and_no_wider_grant_runs(rig: Rig) -> None:
         assert (outcome.state, outcome.reason, marker.stat().st_size) == ("refused", "bad_signature", 0)
 
 
-def test_attack_20_a_killed_job_stays_killed_without_its_tombstone(rig: Rig) -> None:
+def test_attack_20_a_killed_job_stays_killed_without_its_tombstone(steady: Rig) -> None:
     """Tombstone deleted and the id put back into its lane: it does not run again, and the signed end stays."""
-    blockers = [rig.command("sleep", "30") for _ in range(rig.slots)]
+    blockers = [steady.command("sleep", "30") for _ in range(steady.slots)]
     for blocker in blockers:
-        rig.wait_state(blocker, "running")
-    job, marker = rig.pulse("back")
+        steady.wait_state(blocker, "running")
+    job, marker = steady.pulse("back")
     assert job.kill().outcome == "killed_before_start"
-    rig.redis.delete(rig.keys.tombstone(job.id))
-    rig.redis.rpush(rig.keys.queue("agents"), job.id)
+    steady.redis.delete(steady.keys.tombstone(job.id))
+    put(steady, job)
     for blocker in blockers:
         blocker.kill()
-    last = rig.command("true")
+    last = steady.command("true")
     assert last.outcome(20).state == "finished"
     assert (job.outcome(5).state, marker.stat().st_size) == ("killed", 0)
-    assert ends_of(rig, [job]) == {job.id: ("killed", 1)}
+    assert ends_of(steady, [job]) == {job.id: ("killed", 1)}
 
 
 class Parrot:
@@ -181,32 +222,31 @@ def receipt_for(job: Job[None], command: str, node: str, outcome: str = "killed"
 
 
 @pytest.mark.parametrize("what", ["copied", "other-node", "client", "other-job"])
-def test_attack_21_a_foreign_receipt_confirms_nothing(rig: Rig, what: str) -> None:
+def test_attack_21_a_foreign_receipt_confirms_nothing(pair: Rig, what: str) -> None:
     """A receipt of another command or job, of another node, or of no node: `kill` exits with 3."""
-    other = rig.start("b")
-    holder = rig.nodes["a"]
-    first = rig.command("sleep", "30", node=holder.name)
-    rig.wait_state(first, "running")
+    holder, other = pair.nodes["a"], pair.nodes["b"]
+    first = pair.command("sleep", "30", node=holder.name)
+    pair.wait_state(first, "running")
     real = first.kill()
-    job = rig.command("sleep", "30", node=holder.name)
-    rig.wait_state(job, "running")
+    job = pair.command("sleep", "30", node=holder.name)
+    pair.wait_state(job, "running")
     holder.signal(signal.SIGSTOP)
 
     def make(command: str) -> tuple[bytes, str]:
         if what == "copied":
             return record.dumps(dataclasses.replace(real, signature="")), real.signature
         told = receipt_for(first if what == "other-job" else job, command, holder.name)
-        signer = signer_of(rig, holder)
+        signer = signer_of(pair, holder)
         if what == "other-node":
-            told, signer = dataclasses.replace(told, node=other.name), signer_of(rig, other)
+            told, signer = dataclasses.replace(told, node=other.name), signer_of(pair, other)
         elif what == "client":
-            signer = keyring.load_key(rig.home / "keys" / "client.key")
+            signer = keyring.load_key(pair.home / "keys" / "client.key")
         body = record.dumps(dataclasses.replace(told, signer=signer.key_id))
         return body, signer.sign(Domain.RECEIPT, body)
 
-    with Parrot(rig, job, make):
+    with Parrot(pair, job, make):
         done = subprocess.run(
-            [*CLI, "--home", str(rig.home), "kill", job.id, "--wait", "1"],
+            [*CLI, "--home", str(pair.home), "kill", job.id, "--wait", "1"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False,
         )  # fmt: skip
     holder.signal(signal.SIGCONT)
@@ -214,35 +254,35 @@ def test_attack_21_a_foreign_receipt_confirms_nothing(rig: Rig, what: str) -> No
 
 
 @pytest.mark.parametrize("selector", ["all", "tag"])
-def test_attack_22_no_hash_field_makes_a_job_immune(rig: Rig, selector: str) -> None:
+def test_attack_22_no_hash_field_makes_a_job_immune(steady: Rig, selector: str) -> None:
     """A number from the future, none at all, and no selectors in the hash: waiting and running jobs are hit alike."""
     fields: list[dict[str, str]] = [{"rf_seq": HUGE_SEQ}, {"rf_seq": ""}, {"rf_sel": ""}]
     jobs = []
     for number, lie in enumerate(fields * 2):
-        job, marker = rig.pulse(f"immune-{number}", tags={"crew": "x"})
-        write(rig, rig.keys.job(job.id), **lie)
+        job, marker = steady.pulse(f"immune-{selector}-{number}", tags={"crew": "x"})
+        write(steady, steady.keys.job(job.id), **lie)
         jobs.append((job, marker))
-    wait_until(lambda: sum(marker.stat().st_size > 0 for _, marker in jobs) == rig.slots, "both slots to be busy")
+    wait_until(lambda: sum(marker.stat().st_size > 0 for _, marker in jobs) == steady.slots, "both slots to be busy")
     for job, _ in jobs:
-        write(rig, rig.keys.job(job.id), rf_sel="", rf_seq=HUGE_SEQ)
+        write(steady, steady.keys.job(job.id), rf_sel="", rf_seq=HUGE_SEQ)
     if selector == "all":
-        rig.app.kill(all=True)
+        steady.app.kill(all=True)
     else:
-        rig.app.kill(tag="crew=x")
+        steady.app.kill(tag="crew=x")
     for job, _ in jobs:
         assert job.outcome(20).state == "killed"
-    assert sum(marker.stat().st_size > 0 for _, marker in jobs) == rig.slots
-    assert set(ends_of(rig, [job for job, _ in jobs]).values()) == {("killed", 1)}
-    assert rig.command("true", tags={"crew": "x"}).outcome(20).state == "finished"
+    assert sum(marker.stat().st_size > 0 for _, marker in jobs) == steady.slots
+    assert set(ends_of(steady, [job for job, _ in jobs]).values()) == {("killed", 1)}
+    assert steady.command("true", tags={"crew": "x"}).outcome(20).state == "finished"
 
 
-def test_attack_23_a_forged_cutoff_bricks_nothing(rig: Rig) -> None:
+def test_attack_23_a_forged_cutoff_bricks_nothing(steady: Rig) -> None:
     """A cutoff above the counter, and one in another tenant's table, hit no job."""
-    write(rig, rig.keys.cutoffs(), **{"all": f"{HUGE_SEQ} sig command", "#": "7"})
-    write(rig, rig.keys.cutoffs("other"), **{"all": "1 sig command", "tenant:main": "1 sig command", "#": "7"})
-    job = rig.command("true")
+    write(steady, steady.keys.cutoffs(), **{"all": f"{HUGE_SEQ} sig command", "#": "7"})
+    write(steady, steady.keys.cutoffs("other"), **{"all": "1 sig command", "tenant:main": "1 sig command", "#": "7"})
+    job = steady.command("true")
     assert job.outcome(20).state == "finished"
-    rig.redis.delete(rig.keys.cutoffs(), rig.keys.cutoffs("other"))
+    steady.redis.delete(steady.keys.cutoffs(), steady.keys.cutoffs("other"))
 
 
 @pytest.mark.parametrize("when", ["now", "after-restart", "store-wiped"])
@@ -268,32 +308,32 @@ def test_attack_24_a_replay_is_refused_on_its_node(rig: Rig, when: str) -> None:
         rig.redis.set(rig.keys.seq(), "100")
     rig.redis.delete(rig.keys.job(job.id), rig.keys.results(job.id))
     write(rig, rig.keys.job(job.id), **{name.decode(): value for name, value in kept.items()})
-    rig.redis.rpush(rig.keys.queue("agents"), job.id)
+    put(rig, job)
     with pytest.raises(JobRefused) as refused:
         job.result(timeout=20)
     assert refused.value.reason == "replayed"
     assert marker.stat().st_size == size
 
 
-def test_attack_25_a_bomb_costs_little_and_the_lease_lives(rig: Rig) -> None:
+def test_attack_25_a_bomb_costs_little_and_the_lease_lives(steady: Rig) -> None:
     """A hash of 400 kB that unpacks to 400 MB: refused(bad_hash), little memory, no renewal missed."""
-    node = rig.nodes["a"]
-    boot = rig.boot(node)
-    victim, _ = rig.pulse("neighbour")
-    rig.wait_output(victim, "up")
+    node = steady.nodes["a"]
+    boot = steady.boot(node)
+    victim, _ = steady.pulse("neighbour")
+    steady.wait_output(victim, "up")
     before = peak_bytes(node)
     packer = zlib.compressobj(9)
     block = b"\0" * (1 << 20)
     bomb = b"".join(packer.compress(block) for _ in range(BOMB_BYTES >> 20)) + packer.flush()
     for _ in range(5):
-        job = rig.command("true", node="nobody")
-        park(rig, job)
-        write(rig, rig.keys.job(job.id), data=bomb, origin="agents")
-        rig.redis.lpush(rig.keys.queue("agents"), job.id)
-        rig.wait_state(job, "refused", "finished")
-        assert rig.redis.hget(rig.keys.job(job.id), "rf_reason") == b"bad_hash"
+        job = steady.command("true", node="nobody")
+        park(steady, job)
+        write(steady, steady.keys.job(job.id), data=bomb, origin="agents")
+        put(steady, job)
+        steady.wait_state(job, "refused", "finished")
+        assert steady.redis.hget(steady.keys.job(job.id), "rf_reason") == b"bad_hash"
     assert peak_bytes(node) - before < BOMB_RAM_BYTES
-    assert (rig.boot(node), rig.state(victim), rig.attempt(victim)) == (boot, "running", 1)
+    assert (steady.boot(node), steady.state(victim), steady.attempt(victim)) == (boot, "running", 1)
     assert victim.kill().outcome == "killed"
 
 
@@ -318,13 +358,13 @@ def test_attack_03_a_node_that_takes_a_foreign_lane_produces_no_result(rig: Rig)
         job.result(timeout=5)
 
 
-def test_attack_03_a_job_moved_to_another_lane_is_refused(rig: Rig) -> None:
+def test_attack_03_a_job_moved_to_another_lane_is_refused(steady: Rig) -> None:
     """A job that is pinned elsewhere is pushed into a lane that this node serves: refused, whatever the hash says."""
-    job = rig.command("true", node="elsewhere")
-    park(rig, job)
-    rig.redis.hset(rig.keys.job(job.id), "origin", "agents")
-    rig.redis.sadd(rig.keys.lanes(), "agents")
-    rig.redis.lpush(rig.keys.queue("agents"), job.id)
-    rig.wait_state(job, State.REFUSED)
-    reason = cast("bytes", rig.redis.hget(rig.keys.job(job.id), "rf_reason"))
+    job = steady.command("true", node="elsewhere")
+    park(steady, job)
+    steady.redis.hset(steady.keys.job(job.id), "origin", "agents")
+    steady.redis.sadd(steady.keys.lanes(), "agents")
+    put(steady, job)
+    steady.wait_state(job, State.REFUSED)
+    reason = cast("bytes", steady.redis.hget(steady.keys.job(job.id), "rf_reason"))
     assert reason in {b"bad_signature", b"bad_hash"}

@@ -19,10 +19,7 @@ WITHOUT = (sys.executable, "-I", without.__file__, "unshare")
 
 def _crippled(rig: Rig) -> None:
     """Start a node whose kernel refuses new namespaces."""
-    node = rig.start("weak")
-    node.stop()
-    node.words = [*WITHOUT, *node.words]
-    rig.restart(node)
+    rig.start("weak", under=WITHOUT)
 
 
 def test_i01_without_namespaces_a_job_is_refused_and_never_runs_bare() -> None:

@@ -115,14 +115,14 @@ def site() -> Iterator[Site]:
                 options += ["--allow", str(Path(agents).parent.parent)]
             with fleets.running(*options) as fleet:
                 put(fleet, "KEY", VALUE)
-                _repository(files)
+                served_repository(files)
                 with App(home=fleet.home) as app:
                     # What is opened on first use belongs to the module, not to its first test.
                     app.command(["true"]).outcome(30)
                     yield Site(fleet, web, app)
 
 
-def _repository(files: Path) -> None:
+def served_repository(files: Path) -> None:
     """Make a repository that a plain file server can serve."""
     quiet = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "t", "GIT_COMMITTER_NAME": "t"}
     quiet |= {"GIT_AUTHOR_EMAIL": "t@t", "GIT_COMMITTER_EMAIL": "t@t", "GIT_CONFIG_SYSTEM": "/dev/null"}
@@ -151,6 +151,10 @@ def test_curl(site: Site) -> None:
     assert site.keys(2) == [f"Bearer {VALUE}"] * 2
     assert VALUE not in done.output
     assert done.output.count("[secret:KEY]") == 2
+    wait_until(lambda: bool(_used(site, done.job)), "the door's counts")
+    (counts,) = _used(site, done.job)
+    assert (counts["connections"], counts["refused"], counts["keyed"], counts["masked"]) == (2, 0, 2, 2)
+    assert int(counts["received_bytes"]) > 0
 
 
 def test_git_over_https(site: Site) -> None:
@@ -322,6 +326,10 @@ def test_real_agents(site: Site, name: str, scheme: str) -> None:
     assert {text for asked in site.web.asked[count:] for text in asked.header("authorization")} == {f"Bearer {VALUE}"}
     assert VALUE not in done.output
     assert "the model's last word" in done.output
+
+
+def _used(site: Site, job: str) -> list[dict[str, str | int | float | bool]]:
+    return [event.detail for event in site.app.events() if event.type == "net.used" and event.job == job]
 
 
 def _dump(fleet: Fleet) -> bytes:

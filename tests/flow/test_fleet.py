@@ -215,7 +215,7 @@ def test_every_failed_job_is_repeated_once(rig: Rig) -> None:
     assert failed[0].status().repeated_as == found[failed[0].id].repeated_as
     with pytest.raises(DuplicateJobError, match="repeated already"):
         failed[0].retry()
-    again = rig.app.retry([failed[0].id, once.id])
+    again = rig.app.retry([failed[0], once.id])
     assert [one.repeated_as for one in again] == [None, None]
     assert once.retry(force=True).id != once.id
 

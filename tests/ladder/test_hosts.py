@@ -250,9 +250,4 @@ def test_doctor_shows_the_ladder_and_exits_by_it(home: Path) -> None:
 def _agent_on(rig: Rig, host: Host | None, max_level: str = "A") -> Node:
     """Start a node whose agent lacks something, with a policy that trusts."""
     (rig.home / "policy.toml").write_text(TRUSTING)
-    node = rig.start("weak", RINGFENCE_MAX_LEVEL=max_level)
-    if host is not None:
-        node.stop()
-        node.words = without(host, *node.words)
-        rig.restart(node)
-    return node
+    return rig.start("weak", under=without(host) if host is not None else (), RINGFENCE_MAX_LEVEL=max_level)

@@ -163,10 +163,12 @@ def test_a_pause_stops_everything_and_a_paused_job_can_be_killed(node_name: str,
 def test_a_job_does_not_outlive_its_agent(node_name: str, level: Level, number: signal.Signals, tmp_path: Path) -> None:
     """An agent that is killed, or stopped until its lease is over, takes the whole tree along."""
     mark = f"agent{os.getpid()}{level}"
-    with _agent(level, node_name, mark, "4000" if number == signal.SIGSTOP else "30000", tmp_path) as process:
-        assert _jobs(mark, process)
+    with _agent(level, node_name, mark, "2500" if number == signal.SIGSTOP else "30000", tmp_path) as process:
+        tree = _jobs(mark, process)
+        assert tree
         process.send_signal(number)
-        wait_until(lambda: _jobs(mark, process) == [], "the tree to be gone", 10)
+        wait_until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in tree), "the tree to go", 10)
+        wait_until(lambda: _jobs(mark, process) == [], "all of it to be gone", 10)
 
 
 @pytest.mark.parametrize("level", LOW)
@@ -292,6 +294,7 @@ def _agent(level: Level, node: str, mark: str, deadline_ms: str, folder: Path) -
             yield process
         finally:
             process.kill()
+            process.wait()  # until then it holds its groups
             wait_until(lambda: _jobs(mark, process) == [], "the tree to be gone", 20)
             groups = NodeGroups.open(node)
             if groups is not None:

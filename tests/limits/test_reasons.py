@@ -145,7 +145,7 @@ def test_a_flood_of_output_ends_the_job_and_is_kept_bounded(fleet: Fleet) -> Non
 @needs_totals
 def test_memory_is_a_total_of_the_tree(fleet: Fleet) -> None:
     """Scenario A-I08: children of 60 MB each end a job of 128 MB, also where the shell itself lives on and says 137."""
-    eat = "x = bytearray(b'x') * (60 << 20); import time; time.sleep(9)"
+    eat = "x = bytearray(b'x') * (60 << 20); import time; time.sleep(4)"
     script = (
         f'for i in 1 2 3 4; do python3 -c "{eat}" & all="$all $!"; done; for i in $all; do wait $i || exit $?; done'
     )

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from runner import Grants
-from tests.limits import stuck as stuck_files
 from tests.support import rig as rigs
+from tests.support import silent
 from tests.support.rig import Rig
 from tests.support.wait import wait_until
-
-needs_fuse = pytest.mark.skipif(
-    os.geteuid() != 0 or not stuck_files.DEVICE.exists(), reason="needs root and /dev/fuse to mount a file system"
-)
 
 
 @pytest.fixture
@@ -36,7 +31,7 @@ def node_state(rig: Rig) -> str:
     return next(node.state for node in rig.app.nodes())
 
 
-@needs_fuse
+@silent.needed
 @pytest.mark.timeout(120)
 def test_a_process_that_cannot_die_makes_the_kill_unconfirmed_and_the_node_unhealthy(rig: Rig) -> None:
     """A process in a request to a silent FUSE server: unconfirmed after 10 s, node drained; proved once it is cut."""
@@ -44,7 +39,7 @@ def test_a_process_that_cannot_die_makes_the_kill_unconfirmed_and_the_node_unhea
     point.mkdir()
     rig.start("one")
     with ExitStack() as mounted:
-        server = mounted.enter_context(stuck_files.stuck(point))
+        server = mounted.enter_context(silent.stuck(point))
         stuck = rig.command("sh", "-c", f"echo up; ls {point}/hang", grants=Grants(read=(str(point),)))
         rig.wait_output(stuck, "up")
         wait_until(lambda: server.caught, "the job to stand in the kernel")
@@ -69,7 +64,7 @@ def test_a_process_that_cannot_die_makes_the_kill_unconfirmed_and_the_node_unhea
     assert stuck.kill().outcome == "already_ended"
 
 
-@needs_fuse
+@silent.needed
 @pytest.mark.timeout(180)
 def test_an_agent_does_not_register_over_what_it_can_not_prove_gone(rig: Rig) -> None:
     """Agent killed with such a process: its next start says so and ends; after the cut it starts as ever."""
@@ -77,7 +72,7 @@ def test_an_agent_does_not_register_over_what_it_can_not_prove_gone(rig: Rig) ->
     point.mkdir()
     node = rig.start("one")
     with ExitStack() as mounted:
-        server = mounted.enter_context(stuck_files.stuck(point))
+        server = mounted.enter_context(silent.stuck(point))
         stuck = rig.command("sh", "-c", f"echo up; ls {point}/hang", grants=Grants(read=(str(point),)))
         rig.wait_output(stuck, "up")
         wait_until(lambda: server.caught, "the job to stand in the kernel")

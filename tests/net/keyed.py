@@ -73,8 +73,15 @@ tasks = ["*"]
 modes = ["proxy"]
 hosts = ["127.0.0.1:*"]
 ttl_s = 0.3
+[[allow]]
+secrets = ["READ"]
+tenants = ["*"]
+tasks = ["*"]
+modes = ["proxy"]
+hosts = ["127.0.0.1:*"]
+requests = ["GET /bytes/*", "GET /echo"]
 """
-SECRETS = {name: VALUE.encode() for name in ("KEY", "OTHER", "X_KEY", "BASIC", "ASK", "SHORT")}
+SECRETS = {name: VALUE.encode() for name in ("KEY", "OTHER", "X_KEY", "BASIC", "ASK", "SHORT", "READ")}
 
 
 @dataclass(slots=True)

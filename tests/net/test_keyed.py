@@ -220,6 +220,25 @@ def test_uses_are_counted_and_ends(shared: Parts) -> None:
     in_keyed_door(shared, scenario, "X_KEY")
 
 
+def test_attack_15_only_requests_that_the_rule_lists(shared: Parts) -> None:
+    """Another method or path, or one that a host could read as another, is sent nothing; the next good one goes on."""
+
+    async def scenario(k: Keyed) -> None:
+        assert (await k.get("/echo?a=1", "X-HTTP-Method-Override: DELETE", "X-Original-URL: /admin"))[0] == 200
+        assert k.parts.web.last.header("x-http-method-override") == k.parts.web.last.header("x-original-url") == []
+        count = len(k.parts.web.asked)
+        for method, path in (("POST", "/echo"), ("GET", "/repeat"), ("GET", "/bytes/../repeat"), ("GET", "/bytes/%2e")):
+            status, _, body = await k.get(path, method=method)
+            assert status == 403
+            assert b"does not list this method and path" in body
+        assert len(k.parts.web.asked) == count
+        assert (await k.get("/bytes/10"))[0] == 200
+        assert len(k.told("secret.released")) == 2
+        assert {line["code"] for line in k.told("request.refused")} == {"not-this-request"}
+
+    in_keyed_door(shared, scenario, "READ")
+
+
 def test_its_time_ends(shared: Parts) -> None:
     """After the rule's time nothing is sent any more."""
 

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from broker.egress.rules import Destination, Rules
 from node_agent.egress import Egress
 from node_agent.errors import EgressAwayError, EgressMissingError, EgressRefusedError
-from node_agent.session import store_addresses
+from node_agent.storecheck import store_addresses
 from runner.wire.grants import NetGrant
 from tests.net.support import Egressed, in_door, own_descriptors, served
 from tests.support import scratch

@@ -17,6 +17,7 @@ from typing import cast
 
 from runner.home import Home
 from tests.support import scratch
+from tests.support.shell import Shell
 from tests.support.wait import wait_until
 
 __all__ = ["CLI", "Fleet", "processes_with", "running", "up"]
@@ -35,17 +36,11 @@ class Fleet:
     work: Path
     process: subprocess.Popen[str]
     log: Path
+    shell: Shell
 
     def run(self, *words: str, timeout_s: float = STEP_S) -> subprocess.CompletedProcess[str]:
         """Run one command of Ringfence on this home."""
-        return subprocess.run(
-            [*CLI, "--home", str(self.home), *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        return self.shell.run(["--home", str(self.home), *words], timeout_s)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start one command of Ringfence; the caller waits for it."""
@@ -107,10 +102,12 @@ def up(home: Path, work: Path, options: Sequence[str] = ()) -> Iterator[Fleet]:
     words = [*CLI, "--home", str(home), "up", "--allow", str(work), *options]
     with log.open("ab") as file:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True)
+    shell = Shell()
     try:
         assert _first_line(process) == "ready", log.read_text(errors="replace")[-4000:]
-        yield Fleet(home, work, process, log)
+        yield Fleet(home, work, process, log, shell)
     finally:
+        shell.close()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:

@@ -116,13 +116,16 @@ class Rig:
     keys: Keys = field(default_factory=Keys)
     nodes: dict[str, Node] = field(default_factory=dict)
 
-    def start(self, name: str, *, faulty: bool = False, **settings: str) -> Node:
-        """Start a new agent ``TAG-name`` and wait until it is registered. ``faulty``: see faulty_agent.py."""
+    def start(self, name: str, *, faulty: bool = False, under: Sequence[str] = (), **settings: str) -> Node:
+        """Start a new agent ``TAG-name`` and wait until it is registered.
+
+        ``faulty``: see faulty_agent.py. ``under``: a program that starts it, with its own arguments.
+        """
         full = f"{self.tag}-{name}"
         home = Home(self.home)
         keyring.issue_card(home, full, level="B")
         entry = [str(FAULTY), str(self.fault)] if faulty else ["-m", "node_agent"]
-        words = [sys.executable, "-I", *entry, "--home", str(self.home), "--name", full]
+        words = [*under, sys.executable, "-I", *entry, "--home", str(self.home), "--name", full]
         words += ["--slots", str(self.slots), "--policy", str(self.home / "policy.toml")]
         for item in self.imports:
             words += ["--import", item.module, "--task-path", str(item.folder)]
@@ -178,7 +181,7 @@ class Rig:
         """Return the number of the last attempt."""
         return int(cast("bytes", self.redis.hget(self.keys.job(job.id), "rf_attempt")) or b"0")
 
-    def wait_state(self, job: Job[None], *states: str, timeout_s: float = 20.0) -> None:
+    def wait_state(self, job: Job[None] | Job[object], *states: str, timeout_s: float = 20.0) -> None:
         """Wait until the store shows one of these states."""
         wait_until(lambda: self.state(job) in states, f"{job.id} to be {' or '.join(states)}", timeout_s)
 
@@ -186,11 +189,11 @@ class Rig:
         """Wait until no agent start holds a job: every slot is free."""
         wait_until(lambda: not list(self.redis.scan_iter(f"{self.keys.rf}claims:*")), "all slots to be free", 20)
 
-    def logs(self, job: Job[None]) -> str:
+    def logs(self, job: Job[None] | Job[object]) -> str:
         """Return the job's output so far."""
         return b"".join(data for _, data in job.logs()).decode("utf-8", "replace")
 
-    def wait_output(self, job: Job[None], word: str, timeout_s: float = 20.0) -> None:
+    def wait_output(self, job: Job[None] | Job[object], word: str, timeout_s: float = 20.0) -> None:
         """Wait until the job's output holds ``word``."""
         wait_until(lambda: word in self.logs(job), f"{word!r} in the output of {job.id}", timeout_s)
 
@@ -230,6 +233,7 @@ def rigged(
         keyring.init(Home(home), redis_url=store.url)
         (home / "policy.toml").write_text(ceiling.policy_text([work, PROGRAMS], imports))
         client = store.client()
+        client.sadd(Keys().lanes(), "agents")  # a lane that agents don't know yet waits for their next look, a second
         with App(home=home) as app:
             rig = Rig(
                 home, work, store, app, client, tag or f"r{secrets.token_hex(3)}", slots, heartbeat_s, tuple(imports)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.vault.audit import AUDIT_FILE, Audit, Head, verify
+from broker.vault.audit import AUDIT_FILE, Audit, Head, Reader, verify
 from broker.vault.disk import Folder
 from broker.vault.errors import AuditError
 
@@ -106,6 +107,35 @@ def test_vault_33_a_full_disk(folder: Folder) -> None:
     audit.write("third")
     audit.close()
     assert [line["event"] for line in verify((folder.path / AUDIT_FILE).read_bytes(), SEED)[1]] == ["first", "third"]
+
+
+def test_a_reader_follows(folder: Folder) -> None:
+    """It yields each line once, waits for the end of one that is being written, and ends at the writer's head."""
+    fill(folder, 2)
+    with contextlib.closing(Reader(folder, SEED)) as reader:
+        assert [line["n"] for line in reader.more()] == [1, 2]
+        head = fill(folder, 2)
+        file = folder.path / AUDIT_FILE
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-10])
+        assert [line["n"] for line in reader.more()] == [3]
+        file.write_bytes(whole)
+        assert [line["n"] for line in reader.more()] == [4]
+        assert list(reader.more()) == []
+        assert reader.head == head
+
+
+@pytest.mark.parametrize("fault", ["edit", "cut"])
+def test_vault_32_a_reader_finds_changes(folder: Folder, fault: str) -> None:
+    """A new line that does not fit ends it, and so does a record that has become shorter than what was read."""
+    fill(folder, 3)
+    with contextlib.closing(Reader(folder, SEED)) as reader:
+        assert len(list(reader.more())) == 3
+        file = folder.path / AUDIT_FILE
+        lines = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(b"".join(lines[:2] if fault == "cut" else [*lines, lines[2]]))
+        with pytest.raises(AuditError, match="line 4 does not fit" if fault == "edit" else "was cut"):
+            list(reader.more())
 
 
 def test_an_endless_line_is_refused(folder: Folder) -> None:

@@ -164,6 +164,9 @@ def test_scenario_a_s01_nowhere_in_stores_and_lists(site: Site) -> None:
     shown = [site.fleet.run(*words) for words in (("nodes",), ("vault", "audit"))]
     assert not any(CANARY in one.stdout + one.stderr for one in shown)
     assert password is None or not any(password in one.stdout + one.stderr for one in shown)
+    plain = site.fleet.run("run", "--detach", "--env", "API_KEY=in-the-open", "--", "true")
+    assert "warning: env/API_KEY: looks like a secret" in plain.stderr
+    assert "in-the-open" not in plain.stdout + plain.stderr
 
 
 def test_scenario_a_s02_forms_of_a_value(site: Site) -> None:

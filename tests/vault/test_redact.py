@@ -26,6 +26,8 @@ PRINTED = [
     urllib.parse.quote(VALUE.decode(), safe="").lower().replace("ab9", "Ab9").encode(),
     urllib.parse.quote_plus(VALUE.decode()).encode(),
     json.dumps({"k": VALUE.decode()}).encode(),
+    json.dumps(json.dumps({"k": VALUE.decode()})).encode(),
+    json.dumps(repr(VALUE.decode())).encode(),
     html.escape(VALUE.decode()).encode(),
     repr(VALUE.decode()).encode(),
     VALUE[::-1],
@@ -77,12 +79,36 @@ def test_lines_of_a_key_file() -> None:
 
 
 def test_found_before_it_is_let_go() -> None:
-    """A value at the end of what was fed is held back, but known by name at once: who printed it can be stopped."""
-    redactor = Redactor({"KEY": b"canary-value", "OTHER": b"another-value"})
-    assert b"canary" not in redactor.feed(b"so: canary-value")
+    """A value that may be the start of a longer one is held back, but known by name at once: it can end its job."""
+    redactor = Redactor({"KEY": b"canary-value", "LONG": b"canary-value-and-more", "OTHER": b"another-value"})
+    assert redactor.feed(b"so: canary-value") == b"so: "
     assert list(redactor.found) == ["KEY"]
-    assert redactor.finish().endswith(b"[secret:KEY]")
+    assert redactor.finish() == b"[secret:KEY]"
     assert redactor.hits == 1
+
+
+def test_nothing_else_is_held_back() -> None:
+    """A prompt is seen before anything follows it, and a whole value is masked at once; its start alone waits."""
+    redactor = Redactor({"KEY": b"canary-value"})
+    assert redactor.feed(b"Continue? [y/n] ") == b"Continue? [y/n] "
+    assert redactor.feed(b"canary-value") == b"[secret:KEY]"
+    assert redactor.feed(b"so: can") == b"so: "
+    assert redactor.feed(b"not") == b"cannot"
+
+
+@given(
+    st.lists(st.sampled_from([b"abcabc", b"abcabcd", b"bcabca", b"abc", b"c", b"cba", b"x"]), max_size=12).map(
+        b"".join
+    ),
+    st.lists(st.integers(0, 90), max_size=12),
+)
+def test_pieces_come_out_as_the_whole(data: bytes, cuts: list[int]) -> None:
+    """However a stream is cut, it comes out as if it had come whole: values that hold each other's ends included."""
+    values = {"ONE": b"abcabc", "TWO": b"abcabcd", "THREE": b"bcabcax"}
+    redactor = Redactor(values)
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    out = b"".join(redactor.feed(data[a:b]) for a, b in itertools.pairwise(edges)) + redactor.finish()
+    assert out == Redactor(values).whole(data)
 
 
 def test_repr_shows_nothing() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import urllib.request
 
 from runner import App, secret
 from runner.wire import service
@@ -38,6 +40,17 @@ def use_secret(name: str, fail: bool = False) -> dict[str, str]:
     if fail:
         raise RuntimeError(f"it is {value.decode()}")
     return {"hash": hashlib.sha256(value).hexdigest(), "value": value.decode()}
+
+
+@app.task()
+def spend_secret(name: str, url: str) -> dict[str, str]:
+    """Ask a server with a secret in hand; return what it told back and forms of the secret, which must not get out."""
+    value = secret(name)
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {value.decode()}"})  # noqa: S310 - a test's
+    with urllib.request.urlopen(request) as answer:  # noqa: S310 - a test's own server
+        told = answer.read().decode()
+    forms = {f"base64+{phase}": base64.b64encode(bytes(phase) + value).decode() for phase in range(3)}
+    return {"told": told, "hex": value.hex(), "json": json.dumps(value.decode()), **forms}
 
 
 @app.task()

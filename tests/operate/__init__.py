@@ -1,0 +1,1 @@
+"""Tests of what operators order of nodes and queues."""

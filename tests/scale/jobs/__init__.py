@@ -1,0 +1,1 @@
+"""Task modules that the agents of these tests import."""

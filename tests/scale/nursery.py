@@ -1,0 +1,93 @@
+"""Forks node agents: ``nursery.py``, one order a line on standard input, {"pid": N} as the answer.
+
+An order is {"words", "env", "log", "clock", "journal", "simulated"}: the agent's command line, its environment, where
+it writes, the file of its clocks (clocks.py) or null, the journal of its jobs or null, and whether its sandboxes are
+those of sandbox.py. Started by fleet.py; a fork costs milliseconds where an agent's own start costs a second of
+processor time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from node_agent import __main__ as agent
+from node_agent import ground, session, slotset
+from tests.scale import clocks, sandbox
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve until the end of input."""
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, _reap)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for line in sys.stdin:
+        order = json.loads(line)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become(order, parent)
+        sys.stdout.write(json.dumps({"pid": pid}) + "\n")
+        sys.stdout.flush()
+
+
+def _reap(*_: object) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _become(order: dict[str, object], parent: int) -> NoReturn:
+    status = 70
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(status)
+        log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.closerange(3, 4096)
+        os.environ.clear()
+        os.environ.update(order["env"])  # type: ignore[call-overload]  # a mapping, by fleet.py
+        os.chdir("/")
+        if order["clock"] is not None:
+            clocks.inject(Path(str(order["clock"])))
+            clocks.skewed()
+        if order["simulated"]:
+            _simulate(None if order["journal"] is None else Path(str(order["journal"])))
+        status = agent.main([str(word) for word in order["words"]])  # type: ignore[attr-defined]  # a list, by fleet.py
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 70
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _simulate(journal: Path | None) -> None:
+    async def probe(*_: object, **__: object) -> object:
+        return sandbox.report()
+
+    sandbox.Zygote.journal = journal
+    session.probe.probe = probe  # type: ignore[assignment]  # simulated
+    slotset.Zygote = sandbox.Zygote  # type: ignore[assignment, misc]  # simulated
+    slotset.Slot = sandbox.Slot  # type: ignore[assignment, misc]  # simulated
+    ground._open_groups = lambda settings: None  # type: ignore[assignment]  # a simulated node has none
+    ground._without_sockets = lambda shown: ()  # type: ignore[assignment]  # and shows its jobs no trees
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Tests of stores: users and their rights, settings, forms of a store."""
