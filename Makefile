@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo-env demo test check format bench endurance acl units lock clean
+.PHONY: help env demo-env demo test check format bench bench-peers endurance chaos acl units lock clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -18,7 +18,7 @@ demo-env:
 	@requirements/environment .venv requirements/dev.txt project
 	@requirements/environment .venv-demo requirements/demo.txt
 
-demo: demo-env ## a fleet of two nodes, an agent, a runaway killed with proof, a refusal (under 2 minutes)
+demo: demo-env ## a fleet of two nodes, an agent, a runaway killed with proof, a refusal, a secret in use (under 2 minutes)
 	@$(BIN)/python examples/demo.py
 
 test: env ## all tests; as root the isolation suites run a second time as an ordinary user
@@ -38,12 +38,19 @@ format: env ## rewrite the sources in the project's format
 bench: env ## throughput and latency against stock rq, measured in one run
 	@$(BIN)/python tests/bench/main.py
 
+bench-peers: env ## what a no-op job costs the queue, against stock rq, celery and dramatiq (installed below .cache)
+	@requirements/environment .cache/peers requirements/peers.txt
+	@$(BIN)/python tests/bench/peers.py "$(CURDIR)/.cache/peers/bin/python"
+
 endurance: env ## 500 kills of hostile trees, 250 agents killed, 5,000 jobs on 64 slots: survivors, leaks and times
 	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -p no:cacheprovider -m endurance tests/security
 	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -p no:cacheprovider -k crash_at_this_step tests/e2e/test_crash.py
 
 acl: env ## the store's users into deploy/redis/users.acl, as committed: one tenant and one node
 	@$(BIN)/python -m deploy.users --tenant acme --node node-1 > deploy/redis/users.acl
+chaos: env ## 5,200 jobs under crashes, stops, outages and clock jumps; 3,000 in a race with kills; 100 agents at once
+	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -s -p no:cacheprovider tests/chaos tests/scale
+
 units: env ## systemd units of this host into build/units (OPTIONS="--home DIR --name NODE --user USER")
 	@$(BIN)/python -m deploy.units --out build/units $(OPTIONS)
 

@@ -5,6 +5,7 @@ values. Must never widen by combination: ONE allow rule has to cover the whole j
 never reaches another. Unknown keys refuse to load.
 
     version = 1
+    rq_stop = false                 # true: RQ's own stop command, which nobody signs, stops jobs here
     [[allow]]                       # or [[deny]]; every key is optional
     tenants = ["main"]              # who: default every tenant, queue and signing key
     queues = ["*"]
@@ -84,9 +85,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All rules in file order."""
+    """All rules in file order. ``rq_stop``: RQ's own, unsigned stop command is carried out."""
 
     rules: tuple[Rule, ...] = ()
+    rq_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,9 @@ def parse(text: str) -> Policy:
         raise PolicyError(f"the policy is not TOML: {error}") from None
     if table.pop("version", None) != 1:
         raise PolicyError("the policy needs `version = 1`")
+    rq_stop = table.pop("rq_stop", False)
+    if not isinstance(rq_stop, bool):
+        raise PolicyError("rq_stop is true or false")
     rules: list[Rule] = []
     effects: tuple[Literal["deny", "allow"], ...] = ("deny", "allow")
     for effect in effects:
@@ -117,7 +122,7 @@ def parse(text: str) -> Policy:
         rules += [_rule(effect, index, entry) for index, entry in enumerate(entries, 1)]
     if table:
         raise PolicyError(f"unknown key {sorted(table)[0]!r} in the policy")
-    return Policy(tuple(rules))
+    return Policy(tuple(rules), rq_stop)
 
 
 def decide(policy: Policy, spec: JobSpec, signer: str) -> Decision:

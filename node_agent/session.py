@@ -36,6 +36,7 @@ from node_agent.operating import Operator
 from node_agent.pausing import Pauser
 from node_agent.records import Notary, iso
 from node_agent.rq_store import Store
+from node_agent.rqstop import RqStop
 from node_agent.run import now_ms
 from node_agent.scheduler import Scheduler
 from node_agent.scheduler_store import TimeStore
@@ -212,6 +213,9 @@ class Session:
             self._task(wake_loop(self._wait_for_work(), self._dispatcher)),
             self._task(self._until_lost()),
         ]
+        if rules.policy.rq_stop:
+            name, find = self._settings.name, self._supervisor.find
+            loops.append(self._task(RqStop(self._clients[2], self._keys, name, find).run()))
         watched: list[asyncio.Future[None] | asyncio.Task[bool]] = [*loops]
         if zygote is not None:
             watched.append(zygote.died)

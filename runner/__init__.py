@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from runner.grants import Grants, Secret
     from runner.guest.vault import SecretError, secret
     from runner.job import Job
+    from runner.suspects import PlainSecretWarning
     from runner.task import Task
     from runner.wire.flow import Backoff, Concurrency, Rate, Unique
     from runner.wire.passing import Failure
@@ -74,6 +75,7 @@ __all__ = [
     "NodeView",
     "NotInJobError",
     "Outcome",
+    "PlainSecretWarning",
     "Rate",
     "Receipt",
     "ResultExpiredError",
@@ -114,6 +116,7 @@ _HOMES = {
     "SecretError": "runner.guest.vault",
     "secret": "runner.guest.vault",
     "Job": "runner.job",
+    "PlainSecretWarning": "runner.suspects",
     "Task": "runner.task",
     "Backoff": "runner.wire.flow",
     "Concurrency": "runner.wire.flow",

@@ -6,10 +6,11 @@ operators to read. Must never refuse anything, change a job, or say a part of wh
 
 from __future__ import annotations
 
-import inspect
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Final
 
 __all__ = ["PlainSecretWarning", "suspects", "warn"]
@@ -56,7 +57,8 @@ def warn(places: Sequence[str]) -> None:
 
 def _depth() -> int:
     """Return how many frames above `warn` the first one outside of this package is, as ``stacklevel`` counts."""
-    frame, depth = inspect.currentframe(), 0
+    frame: FrameType | None = sys._getframe()
+    depth = 0
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == __package__:
         frame, depth = frame.f_back, depth + 1
     return depth

@@ -18,13 +18,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
 import typer
 
 from broker.vault import audit as audits
-from broker.vault import hostkey, keystore, operator, seeds
+from broker.vault import bounds, hostkey, keystore, operator, seeds
 from broker.vault.audit import Audit, Head
 from broker.vault.counter import Clerk
 from broker.vault.disk import Folder
@@ -201,6 +202,9 @@ def explain(
     command: Annotated[str | None, typer.Option("--command", metavar="CMD", help="The command that would.")] = None,
     mode: Annotated[str, typer.Option("--mode", metavar="MODE", help="proxy, get, file or env.")] = "proxy",
     host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="With proxy: where to.")] = None,
+    request: Annotated[
+        str | None, typer.Option("--request", metavar="'METHOD /PATH'", help="With proxy: what it would ask there.")
+    ] = None,
     tenant: Annotated[str, typer.Option("--tenant", metavar="T")] = ids.DEFAULT_TENANT,
     queue: Annotated[str, typer.Option("--queue", metavar="Q")] = "agents",
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="K=V", help="Repeat.")] = None,
@@ -211,6 +215,8 @@ def explain(
     """Say which rule of vault-policy.toml decides for such a job; exits 1 if it would get nothing."""
     if mode not in ("proxy", "get", "file", "env"):
         raise UsageError("--mode takes proxy, get, file or env")
+    if request is not None and mode != "proxy":
+        raise UsageError("--request is for the mode proxy")
     if (task is None) == (command is None):
         raise UsageError("explain takes one of --task and --command")
     place = site_of(context, home, redis).home
@@ -218,6 +224,8 @@ def explain(
         asked = None if host is None else host_of(host)
         ask = Ask(name, cast("Mode", mode), tenant, queue, task, command, asked, pairs(tag, "--tag"))
         decision = decide(load_rules(path.parent / RULES_FILE), ask)
+    if decision.allowed and decision.requests and request is not None and not bounds.fits(request, [decision.requests]):
+        decision = replace(decision, allowed=False, message=f"{decision.rule} does not list the request {request}")
     if as_json:
         print_json(decision)
     else:

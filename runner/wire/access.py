@@ -11,7 +11,7 @@ node or a client believes.
     client      enqueue, kill, pause and look, for every tenant
     tenant      the same for the keys of one tenant; of what all share it may add and remove entries, never delete
     agent       one node: turns, leases, events, results; reads tombstones, cutoffs and suspended queues, writes none
-    controller  kill, pause, drain, suspend and look; can't enqueue
+    controller  kill, pause, drain, suspend, RQ's stop command, and look; can't enqueue
     viewer      look, with RQ's own tools, too
 """
 
@@ -69,11 +69,16 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One user of the store. ``whole``: what it may do anywhere among these keys; ``grants``: each for itself."""
+    """One user of the store. ``whole``: what it may do anywhere among these keys; ``grants``: each for itself.
+
+    ``publishes``, ``listens``: channels of RQ's own commands.
+    """
 
     user: str
     grants: tuple[Grant, ...]
     whole: Grant | None = None
+    publishes: str = ""
+    listens: str = ""
 
     def line(self, keys: Keys | None = None, *, password_sha256: str | None = None) -> str:
         """Return the user's line of an ACL file; without a password nobody can log in as it."""
@@ -81,6 +86,9 @@ class Role:
         login = f"#{password_sha256}" if password_sha256 else ""
         head = f"user {self.user} on resetpass {login} resetkeys resetchannels -@all"
         words = [*head.split(), *(f"+{command}" for command in _CONNECT.split())]
+        for channels, commands in ((self.publishes, "publish"), (self.listens, "psubscribe punsubscribe")):
+            if channels:
+                words += [f"&{_prefixed(channels, names)}", *(f"+{command}" for command in commands.split())]
         if self.whole is not None:
             words.append(self.whole.words(names))
         words += [f"({grant.words(names)})" for grant in self.grants]
@@ -112,7 +120,8 @@ def agent(node: str, tenants: Sequence[str] = ("*",), queues: Sequence[str] = ("
     everything = Grant(f"{_READ} {_WRITE} {_SERVE}", (*shared, *mine, *_lists(queues)))
     # The names that a script is given; what it then does to them is asked again, command by command.
     named = Grant("eval evalsha", ("rf:*", "rq:*"))
-    return Role(f"agent-{node}", (named, Grant(_READ, (*theirs, "rf:cut", "rf:suspended"), read=True)), everything)
+    seen = Grant(_READ, (*theirs, "rf:cut", "rf:suspended"), read=True)
+    return Role(f"agent-{node}", (named, seen), everything, listens=f"rq:pubsub:{node}.*")
 
 
 def controller() -> Role:
@@ -130,6 +139,7 @@ def controller() -> Role:
             Grant("lrem lpush", ("rq:queue:*",)),
             Grant("lpush ltrim expire", ("rf:wake:*",)),
         ),
+        publishes="rq:pubsub:*",
     )
 
 

@@ -21,6 +21,7 @@ from node_agent.sandbox import Defaults, terms_of
 from runner import Grants, UsageError
 from runner.cli import ceiling
 from runner.cli.ceiling import Import
+from runner.cli.commands import run_words
 from runner.request import JobOptions, build
 from runner.wire.errors import WireError
 from runner.wire.grants import Grants as WireGrants
@@ -180,6 +181,20 @@ def test_one_worker_for_n_jobs_and_a_new_one_for_the_next(rig: Rig) -> None:
     for number, each in enumerate(jobs):
         assert sorted(rig.logs(each).splitlines()) == [f"err {number}", f"out {number}"]
         assert rig.state(each) == "finished"
+
+
+def test_the_command_line_asks_for_it(rig: Rig, capfd: pytest.CaptureFixture[str]) -> None:
+    """`call --reuse N` signs what the API does; a command has no such option, and N has a bound."""
+
+    def words(*line: str) -> int:
+        return run_words(["--home", str(rig.home), *line])
+
+    assert [words("call", WHO, "--reuse", "40", "--detach") for _ in range(2)] == [0, 0]
+    jobs = [rig.app.job(line) for line in capfd.readouterr().out.split()]
+    seen = [cast("dict[str, object]", each.result(timeout=30))["served"] for each in jobs]
+    assert seen in ([1, 2], [1, 1])  # a slow machine may have ended the worker in between
+    assert words("call", WHO, "--reuse", "10001") == 2
+    assert words("run", "--reuse", "2", "--", "true") == 2
 
 
 def test_jobs_that_did_not_ask_never_share(rig: Rig) -> None:

@@ -29,6 +29,7 @@ QUEUE_PORTS = frozenset(
         "node_agent/storelink.py",
         "runner/storelink.py",
         "node_agent/session.py",
+        "node_agent/rqstop.py",
     }
 )
 QUEUE_PORT_FOLDER = "runner/web/"

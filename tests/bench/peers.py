@@ -270,10 +270,10 @@ def report(costs: dict[str, list[Cost]], rates: dict[str, list[float]]) -> int:
     for name, found in costs.items():
         print(f"{name:22}", end="")
         for what, wide, digits in (("trips", 12, 2), ("commands", 10, 1), ("all_ms", 13, 2), ("jobs_per_s", 9, 0)):
-            print(f"{statistics.median(getattr(each, what) for each in found):{wide}.{digits}f}", end="")
+            print(f"{statistics.median(getattr(cost, what) for cost in found):{wide}.{digits}f}", end="")
         print()
-    for name, found in rates.items():
-        print(f"{'enqueued, ' + name:34}{statistics.median(found):8.0f} /s")
+    for name, each in rates.items():
+        print(f"{'enqueued, ' + name:34}{statistics.median(each):8.0f} /s")
     trips = statistics.median(each.trips for each in costs["ringfence"])
     agent_ms = statistics.median(each.queue_ms for each in costs["ringfence"])
     single = ratio(rates["ringfence"], rates["rq"])

@@ -126,7 +126,7 @@ class Weather:
     def cut(self) -> None:
         """Every connection to the store is closed at once."""
         with suppress(RedisError):
-            self.fleet.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            self.fleet.redis.client_kill_filter(_type="normal", skipme=True)
 
     def store_crash(self) -> None:
         """The store dies, and comes back with its data."""

@@ -20,8 +20,8 @@ from tests.support.wait import wait_until
 FULL = os.environ.get("RINGFENCE_TEST_FULL") == "1"
 SEED = int(os.environ.get("RINGFENCE_TEST_SEED") or random.SystemRandom().randrange(2**32))
 AGENTS, REAL_AGENTS, REAL = ("abcd", "xy", 0.06) if FULL else ("abc", "", 0.0)
-JOBS, PER_S = (5200, 60.0) if FULL else (300, 60.0)
-MEAN_S = 0.7 if FULL else 0.4
+JOBS, PER_S = (5200, 60.0) if FULL else (200, 60.0)
+MEAN_S = 0.7 if FULL else 0.3
 OUTAGES_S = (5.0, 30.0) if FULL else ()
 SETTLE_S = 150.0 if FULL else 40.0
 

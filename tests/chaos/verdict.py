@@ -24,7 +24,7 @@ __all__ = ["Told", "awake", "complaints", "leftovers", "told"]
 #: How long a node may need to note, after its sleep, what ended in it.
 WAKING_NS = 1_000_000_000
 #: Waiting for what is never coming back: nothing of it may be left once every job has ended.
-LEFT = (
+LEFT: tuple[str, ...] = (
     "rf:claims:*",
     "rf:conc:*",
     "rf:line:*",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runner.cli import exitcode
-from runner.wire.receipt import Outcome, Receipt
+from runner.wire.receipt import NodeReceipt, Outcome, Receipt
 
 JOB = "main-01hzzzzzzzzzzzzzzzzzzzzzzz"
 END = Outcome(job=JOB, attempt=1, state="finished", node="n", boot="b", ended_at_ms=1)
@@ -63,3 +63,21 @@ def test_kill_exits_with_the_most_alarming_receipt(outcomes: list[str], expected
 def test_a_kill_with_survivors_is_no_success(survivors: int | None) -> None:
     """`killed` counts only with 0 survivors."""
     assert exitcode.of_kill([replace(RECEIPT, survivors=survivors)]) == exitcode.UNCONFIRMED
+
+
+@pytest.mark.parametrize(
+    ("receipts", "expected"),
+    [
+        ([("drain", "done", "drained")], 0),
+        ([("drain", "done", "draining")], 3),
+        ([("undrain", "done", "ready")], 0),
+        ([("suspend", "done", "ready"), ("suspend", "unconfirmed", "")], 3),
+        ([("drain", "unknown", "")], 4),
+        ([("drain", "refused", "ready")], 3),
+        ([], 0),
+    ],
+)
+def test_orders_to_nodes_exit_0_only_when_all_hold(receipts: list[tuple[str, str, str]], expected: int) -> None:
+    """A node that still drains, refuses or is silent is no success; an unknown one has a code of its own."""
+    made = [NodeReceipt("c", op, outcome, state, "", "") for op, outcome, state in receipts]  # type: ignore[arg-type]  # tests name real ones
+    assert exitcode.of_operate(made) == expected

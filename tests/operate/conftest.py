@@ -14,11 +14,13 @@ from tests.support.rig import Rig, rigged
 
 @pytest.fixture(scope="package")
 def pair() -> Iterator[Rig]:
-    """Agents ``a`` and ``b`` with two slots each, which trust the keys of keys.py, too."""
+    """Agents ``a`` and ``b`` with two slots each, which trust the keys of keys.py; ``b`` hears RQ's stop command."""
     with rigged() as rig:
         keyring.trust(Home(rig.home), KILLER.public, may=("enqueue", "kill"), tenants=("*",))
         keyring.trust(Home(rig.home), TENANT.public, may=("enqueue", "kill", "operate"), tenants=("acme",))
         rig.start("a")
+        policy = rig.home / "policy.toml"
+        policy.write_text(policy.read_text().replace("version = 1", "version = 1\nrq_stop = true", 1))
         rig.start("b")
         rig.app.nodes()
         yield rig

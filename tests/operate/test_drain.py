@@ -113,7 +113,7 @@ def test_a_rolling_restart_loses_and_doubles_nothing() -> None:
         marker = rig.work / "rolling"
         marker.touch()
         line = f'echo "$RINGFENCE_JOB" >> {marker}; sleep 0.1'
-        jobs = [rig.command("sh", "-c", line, grants=Grants(write=[str(rig.work)])) for _ in range(24)]
+        jobs = [rig.command("sh", "-c", line, grants=Grants(write=[str(rig.work)])) for _ in range(16)]
         for name, node in rig.nodes.items():
             assert drain(rig, name).state == "drained"
             node.signal(signal.SIGTERM)

@@ -79,7 +79,7 @@ def skewed() -> Callable[[], None]:
         text = text.replace(_TIME, f"{_TIME} time[1] = time[1] + (call('GET', '{SKEW}') or 0)")
         return loader.Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
-    loader.load = load  # type: ignore[assignment]  # the clock under test
+    loader.load = load
 
     def undo() -> None:
         loader.load = honest

@@ -16,12 +16,14 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from node_agent import __main__ as agent
-from node_agent import ground, session, slotset
+from node_agent import ground, slotset
+from node_agent.containment import probe as host_probe
 from tests.scale import clocks, sandbox
 
 PR_SET_PDEATHSIG = 1
@@ -82,11 +84,17 @@ def _simulate(journal: Path | None) -> None:
         return sandbox.report()
 
     sandbox.Zygote.journal = journal
-    session.probe.probe = probe  # type: ignore[assignment]  # simulated
-    slotset.Zygote = sandbox.Zygote  # type: ignore[assignment, misc]  # simulated
-    slotset.Slot = sandbox.Slot  # type: ignore[assignment, misc]  # simulated
-    ground._open_groups = lambda settings: None  # type: ignore[assignment]  # a simulated node has none
-    ground._without_sockets = lambda shown: ()  # type: ignore[assignment]  # and shows its jobs no trees
+    replaced: dict[ModuleType, dict[str, object]] = {
+        host_probe: {"probe": probe},
+        slotset: {"Zygote": sandbox.Zygote, "Slot": sandbox.Slot},
+        # A simulated node has no groups, and shows its jobs no trees.
+        ground: {"_open_groups": lambda settings: None, "_without_sockets": lambda shown: ()},
+    }
+    for module, names in replaced.items():
+        for name, value in names.items():
+            if not hasattr(module, name):
+                raise AttributeError(f"{module.__name__} has no {name} any more: see what took its place")
+            setattr(module, name, value)
 
 
 if __name__ == "__main__":

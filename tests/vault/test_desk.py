@@ -402,7 +402,7 @@ def test_a_stopped_broker_is_away(own: Stand) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every process; the second phase is an ordinary user")
-def test_vault_21_its_own_user_cannot_look_in(stand: Stand) -> None:
+def test_vault_21_trap_6_its_own_user_cannot_look_in(stand: Stand) -> None:
     """Memory, environment and descriptors of the broker are closed to its own uid (which root is not bound by)."""
     assert stand.process is not None
     pid = stand.process.pid

@@ -108,6 +108,22 @@ def test_vault_33_no_record_no_release(own: Stand) -> None:
     assert head.count > 3
 
 
+def test_vault_trap_8_a_refusal_that_can_not_be_recorded(own: Stand) -> None:
+    """Its answer is the same, nothing is released in its place, and the broker lives on."""
+
+    async def work() -> None:
+        job = Job("main-1.1", LEVELS[0])
+        async with leased(own, job):
+            with full_disk(own):
+                assert [job.get("NOTHING"), job.get("KEY"), job.get("NOTHING")] == ["denied", "unavailable", "denied"]
+                assert job.say("no JSON")["err"] == "garbage"
+            assert job.get("KEY") == b"canary-one"
+
+    scene(work)
+    assert own.record().count('"event":"secret.released"') == 1
+    assert '"name":"NOTHING"' not in own.record()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_broker_that_ends_or_stands_still(own: Stand, number: signal.Signals) -> None:
     """No lease is opened meanwhile; a live job's question waits, and is answered by the broker that goes on."""

@@ -205,7 +205,7 @@ def test_vault_29_killed_in_a_write_loop(path: Path) -> None:
             assert not any(name.startswith(".new-") for name in os.listdir(path / "secrets"))
 
 
-def test_vault_29_short_writes_and_a_full_disk(path: Path) -> None:
+def test_vault_29_trap_1_short_writes_and_a_full_disk(path: Path) -> None:
     """A write that takes bytes one by one stores all of them; one that fails half-way leaves the old version."""
     with Keystore(path, write=lambda fd, data: os.write(fd, bytes(data)[:7])) as store:
         store.put("KEY", b"value-one")

@@ -17,12 +17,13 @@ tenants = ["*"]
 tasks = ["*"]
 hosts = ["api.example.com"]
 header = "x-api-key: {value}"
+requests = ["GET /v1/*"]
 """
 
 
-def explained(home: Path, host: str) -> int:
+def explained(home: Path, host: str, *more: str) -> int:
     """Run the command; return its exit code."""
-    words = ["vault", "explain", "KEY", "--task", "a:b", "--mode", "proxy", "--host", host]
+    words = ["vault", "explain", "KEY", "--task", "a:b", "--mode", "proxy", "--host", host, *more]
     return run_words(["--home", str(home), *words])
 
 
@@ -38,4 +39,6 @@ def test_explain_of_a_proxied_secret(host: str, code: int, capfd: pytest.Capture
         (home / "vault").mkdir(mode=0o700)
         assert explained(home, host) == code
         out = capfd.readouterr().out
-        assert ("x-api-key" in out) == (code == 0)
+        assert ("x-api-key" in out) == ("requests=GET /v1/*" in out) == (code == 0)
+        assert explained(home, host, "--request", "GET /v1/x?y") == code
+        assert explained(home, host, "--request", "POST /v1/x") == 1

@@ -367,7 +367,7 @@ def test_vault_24_failures_carry_nothing(own: Stand) -> None:
 
 
 @pytest.mark.skipif(not ROOT, reason="a job of another user needs a second uid")
-def test_vault_36_a_leaked_line_of_the_agent(stand: Stand) -> None:
+def test_vault_36_trap_4_a_leaked_line_of_the_agent(stand: Stand) -> None:
     """What a job says on its agent's own connection is ignored and recorded; the agent is not cut off for it."""
 
     async def work() -> None:
