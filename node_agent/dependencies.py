@@ -44,6 +44,7 @@ CARDS_TTL_S: Final = 5.0
 _FIELDS: Final = ("rf_outcome", "rf_outcome_sig")
 #: As many values as these stand in JSON, or fewer.
 _SIGNS: Final = (b"[", b"{", b",")
+_ANEW: Final = "somebody signed two under one id; find out with which key, and enqueue both anew"
 
 
 class _Unmet(Exception):
@@ -92,8 +93,9 @@ class Dependencies:
         ends: dict[str, Outcome] = {}
         for start in range(0, len(after.jobs), BATCH):
             jobs = after.jobs[start : start + BATCH]
-            for job, found in zip(jobs, await self._read(jobs), strict=True):
-                outcome = await self._verified(job, tenant, found)
+            meant = after.envelopes[start : start + BATCH] or ("",) * len(jobs)
+            for job, digest, found in zip(jobs, meant, await self._read(jobs), strict=True):
+                outcome = await self._verified(job, digest, tenant, found)
                 if outcome.state != State.FINISHED and after.failed != "run":
                     why = f" ({outcome.reason})" if outcome.reason else ""
                     raise _Unmet(
@@ -105,34 +107,42 @@ class Dependencies:
                 await asyncio.sleep(0)
         return ends
 
-    async def _verified(self, job: str, tenant: str, found: _Found | None) -> Outcome:
-        """Return how a job ended, as a node signed it that may serve the job."""
+    async def _verified(self, job: str, meant: str, tenant: str, found: _Found | None) -> Outcome:
+        """Return how a job ended, as a node signed it that may serve the job.
+
+        ``meant``: the hash of the envelope that was waited for; empty if the client did not know it.
+        """
         if found is None:
             raise _Unmet(f"the store knows no job {job} any more, which this one waited for: enqueue both again")
-        spec = self._signed_spec(found.data)
+        spec, digest = self._signed_spec(found.data)
         if spec is None or spec.id != job or spec.tenant != tenant:
             raise _Unmet(f"job {job}, which this one waited for, is not signed by a key of this node's trust.toml")
+        if meant not in ("", digest):
+            raise _Unmet(f"under the id of job {job} lies another job than the one that this one waited for: {_ANEW}")
         lane = specs.lane_of(spec)
         for fresh in (False, True):
             cards = await self._fleet_cards(fresh=fresh)
             outcome = trust.signed_outcome(cards, job, lane, found.outcome, found.signature)
             if outcome is not None:
+                _check_end(outcome, digest)
                 return outcome
         raise _Unmet(f"no node that may serve job {job}, which this one waited for, has signed its end")
 
-    def _signed_spec(self, data: bytes) -> JobSpec | None:
+    def _signed_spec(self, data: bytes) -> tuple[JobSpec | None, str]:
+        """Return the stored job if a key signed it that may, and the hash of its envelope."""
         try:
             offer = payload.parse(data)
             key = self._trusted.get(signing.signer_of(offer.signature))
             if key is None or key.revoked or "enqueue" not in key.may:
-                return None
+                return None, ""
             domain = schedules.domain_of(offer.occurrence)
             if not signing.verify(key.public, domain, offer.envelope, offer.signature):
-                return None
+                return None, ""
             spec = schedules.job_of(offer.envelope, offer.occurrence)
         except WireError:
-            return None
-        return spec if "*" in key.tenants or spec.tenant in key.tenants else None
+            return None, ""
+        fits = "*" in key.tenants or spec.tenant in key.tenants
+        return (spec if fits else None), hashlib.sha256(offer.envelope).hexdigest()
 
     async def _with_results(self, spec: JobSpec, wanted: frozenset[str], ends: Mapping[str, Outcome]) -> JobSpec:
         """Put each result, or what stands for it, where the signed arguments ask for it."""
@@ -197,6 +207,16 @@ class Dependencies:
             self._cards = tuple(card for card in cards if card is not None)
             self._cards_until = time.monotonic() + CARDS_TTL_S
         return self._cards
+
+
+def _check_end(outcome: Outcome, digest: str) -> None:
+    """Raise _Unmet if an end is not that of the envelope with this hash.
+
+    One of a job that no node got as far as to verify names none, and brings no result.
+    """
+    named = outcome.envelope_sha256
+    if named != digest and (named is not None or outcome.state == State.FINISHED):
+        raise _Unmet(f"the signed end of job {outcome.job} is that of another job under its id: {_ANEW}")
 
 
 def _found(row: Sequence[bytes | None]) -> _Found | None:

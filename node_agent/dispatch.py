@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from node_agent.errors import LeaseLostError, StoreAwayError
@@ -20,7 +20,7 @@ from node_agent.spread import spread
 from node_agent.turns import Claim, Dead, Finish, FinishReply, Orphan, Start, StartReply, Turn, TurnReply
 from runner.wire.states import State
 
-__all__ = ["Crew", "Dispatcher", "TurnStore", "wake_loop"]
+__all__ = ["LOOK_S", "Crew", "Dispatcher", "TurnStore", "wake_loop"]
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,9 @@ class Dispatcher:
         self._claiming = True
         #: Whether to claim one job at a time.
         self.sparing: Callable[[], bool] = lambda: False
+        #: Gets the lanes that gave claims; and whether lanes are left that no turn has looked into since the last look.
+        self.found: Callable[[Iterable[str]], object] = lambda _: None
+        self.unseen: Callable[[], bool] = lambda: False
         #: A turn is under way whose claims are not known yet.
         self.turning = False
         self._crew: Crew | None = None
@@ -241,8 +244,9 @@ class Dispatcher:
 
     def _note_work(self, turn: Turn, reply: TurnReply) -> None:
         if turn.free:
-            self._work = reply.more
-            if not reply.more:
+            self.found(claim.lane for claim in reply.claims)
+            self._work = reply.more or self.unseen()
+            if not self._work:
                 self.dry.set()
 
     def _need_crew(self) -> Crew:

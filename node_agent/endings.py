@@ -124,6 +124,7 @@ def _outcome(claim: Claim, run: Run, ending: Ending, notary: Notary, known: Evid
         signal=ending.signal,
         step=known.verdict.step or None if known.verdict is not None else None,
         result_sha256=hashlib.sha256(value).hexdigest() if value is not None else None,
+        envelope_sha256=run.envelope_sha256,
         level=notary.level,
         wall_s=usage.wall_s,
         cpu_s=usage.cpu_s,

@@ -333,15 +333,16 @@ class Store:
         return (None if state is None else state.decode("utf-8", "replace")), number
 
     async def lanes(self) -> tuple[str, ...]:
-        """Return every lane that was ever used, in order."""
+        """Return every lane that is not forgotten, in order."""
         found = cast("set[bytes]", await _answer(self._client.smembers(self._keys.lanes())))
         self._start.known = len(found)
         return tuple(sorted(name.decode("utf-8", "replace") for name in found))
 
-    async def wait(self, lanes: Sequence[str], timeout_s: float = 1.0) -> bool:
-        """Wait until a lane gets work; False after ``timeout_s``. Blocks its connection: use a Store of its own."""
+    async def wait(self, lanes: Sequence[str], timeout_s: float = 1.0) -> str | None:
+        """Wait until a lane gets work: its name, or None after ``timeout_s``. Blocks: use a connection of its own."""
         keys = [self._keys.wake(lane) for lane in lanes] or [self._keys.wake("")]
-        return await _answer(self._client.blpop(keys, timeout=timeout_s)) is not None
+        found = cast("list[bytes] | None", await _answer(self._client.blpop(keys, timeout=timeout_s)))
+        return found and found[0].decode("utf-8", "replace").removeprefix(self._keys.wake(""))
 
     def _workers(self, slots: int) -> list[str]:
         return [self._keys.worker(self.worker_name(slot)) for slot in range(slots)]

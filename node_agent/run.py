@@ -76,6 +76,8 @@ class Run:
     slot: int | None
     seq: int
     spec: JobSpec | None = None
+    #: Of the verified envelope, in hex.
+    envelope_sha256: str | None = None
     selectors: tuple[str, ...] = ()
     started_at_ms: int | None = None
     cause: Cause = ""

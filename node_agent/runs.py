@@ -8,6 +8,7 @@ Called by the supervisor, which carries claims out on top of it, the dispatcher 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -241,5 +242,6 @@ class Runs:
         decision = admit(offer, self._tools.rules, self._tools.ledger.look, now_ms())
         run.spec = decision.spec
         if run.spec is not None:
+            run.envelope_sha256 = hashlib.sha256(data.envelope).hexdigest()
             run.selectors = specs.selectors_of(run.spec, self._tools.notary.node)
         return decision

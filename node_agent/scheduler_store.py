@@ -25,7 +25,10 @@ __all__ = ["Look", "StoredSchedule", "Tick", "TimeStore"]
 LIMIT: Final = 500
 TICKS: Final = 50
 #: What enqueue.lua says of an occurrence that is not to be: the schedule has moved on.
-_NOT_TO_BE: Final = ("DUPLICATE", "TAKEN", "REPEATED", "UNKNOWN_AFTER", "CROWDED_AFTER")
+_NOT_TO_BE: Final = ("DUPLICATE", "TAKEN", "REPEATED", "UNKNOWN_AFTER", "CROWDED_AFTER", "CROWDED_LANES")
+#: So many lanes are never forgotten; of the others, one that is empty and saw no end for so long, in seconds.
+KEPT_LANES: Final = 256
+LANE_IDLE_S: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,10 @@ class TimeStore:
         reply = await self._run(
             "due",
             [keys.due(), keys.ticks(), keys.leader()],
-            {"member": self._member, "lease": lease_ms, "limit": LIMIT, "ticks": TICKS},
+            {
+                **{"member": self._member, "lease": lease_ms, "limit": LIMIT, "ticks": TICKS},
+                **{"keep": KEPT_LANES, "idle": LANE_IDLE_S},
+            },
         )
         moved, more, wait, leads, token, now, flat, leader = cast("list[object]", reply)
         words = [_text(word) for word in cast("list[object]", flat)]

@@ -21,7 +21,7 @@ from node_agent.control import Control, judge
 from node_agent.deciding import Decider
 from node_agent.dependencies import Dependencies
 from node_agent.diskwatch import DiskWatch
-from node_agent.dispatch import Dispatcher, wake_loop
+from node_agent.dispatch import LOOK_S, Dispatcher, wake_loop
 from node_agent.egress import SOCKET_NAME, Denied, Egress
 from node_agent.errors import LeaseLostError, NameTakenError
 from node_agent.ground import Ground, enforcement
@@ -121,6 +121,7 @@ class Session:
             self._mail.emit,
         )
         self._dispatcher.sparing = lambda: self._placing.sparing
+        self._dispatcher.found, self._dispatcher.unseen = self._lanes.found, lambda: self._lanes.unseen
         self._supervisor = Supervisor(self._tools(), self._dispatcher)
         self._dispatcher.serve(self._supervisor)
         self._closers.insert(0, self._supervisor.close)
@@ -344,12 +345,19 @@ class Session:
 
     def _wait_for_work(self) -> Callable[[bool], Awaitable[None]]:
         store = self._store.on(self._clients[4])
+        clock = asyncio.get_running_loop().time
+        looked_s = clock()
 
         async def wait(idle: bool) -> None:
+            nonlocal looked_s
             # Who may not claim takes no wake-up from those who may.
-            if idle and await store.wait(self._lanes.open if self._fit() else ()):
-                return
+            woken = await store.wait(self._lanes.awaited() if self._fit() else ()) if idle else None
+            if woken is not None:
+                self._lanes.woken = woken
+                if clock() - looked_s < LOOK_S:
+                    return
             self._lanes.refresh(await store.lanes())
+            looked_s = clock()
 
         return wait
 

@@ -164,15 +164,16 @@ class Stage:
         self._view = view
         self._live: list[Looked] = []
 
-    async def open(self, spec: JobSpec, attempt: int = 1, net: Sequence[str] = ()) -> Staged:
+    async def open(self, spec: JobSpec, attempt: int = 1, net: Sequence[str] = (), signer: str = "") -> Staged:
         """Return what the attempt needs. Raises StageError with nothing left open.
 
-        ``net``: the network destinations that the policy rule lists which allowed the job.
+        ``net``: the network destinations that the policy rule lists which allowed the job. ``signer``: the id of the
+        key that signed it.
         """
         staged = Staged(os.geteuid(), os.getegid())
         try:
             if spec.needs_broker and self._vault is not None:
-                staged.line = await self._vault.line(spec, attempt)
+                staged.line = await self._vault.line(spec, attempt, signer)
             if spec.grants.reach:
                 staged.connect = await self._net(spec, attempt, net, staged)
             if self._uids is not None:

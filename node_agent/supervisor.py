@@ -116,7 +116,7 @@ class Supervisor(Runs):
         if finish is not None:
             return finish
         try:
-            staged = await tools.stage.open(spec, claim.attempt, admitted.net)
+            staged = await tools.stage.open(spec, claim.attempt, admitted.net, admitted.signer)
         except StageError as error:
             return self._unstarted(claim, run, endings.denied(Denial(error.reason, str(error), spec)))
         try:

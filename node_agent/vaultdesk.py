@@ -71,10 +71,10 @@ class VaultLine:
     """One attempt's dealings with the broker. ``far`` goes to the worker and is closed by ``sent``."""
 
     def __init__(
-        self, client: BrokerClient, spec: JobSpec, number: int, level: Literal["A", "B"], desk: VaultDesk
+        self, client: BrokerClient, spec: JobSpec, number: int, level: Literal["A", "B"], desk: VaultDesk, signer: str
     ) -> None:
         self._client, self._spec, self._level, self._desk = client, spec, level, desk
-        self._number = number
+        self._number, self._signer = number, signer
         self._name = ids.attempt_name(spec.id, number)
         self._near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.far = far.detach()
@@ -102,6 +102,7 @@ class VaultLine:
             tags=dict(spec.tags),
             secrets=[SecretAsk(one.name, one.mode, one.target) for one in spec.grants.secrets],
             sealed={place: str(text) for place, text in (spec.sealed or {}).items()},
+            signer=self._signer,
         )
         fds = attempt.place()
         try:
@@ -257,8 +258,11 @@ class VaultDesk:
             await asyncio.sleep(RETRY_S)
         self.news.broker(away=False)
 
-    async def line(self, spec: JobSpec, number: int) -> VaultLine:
-        """Return an attempt's channel. Raises SecretsError: there is no broker to connect it to."""
+    async def line(self, spec: JobSpec, number: int, signer: str) -> VaultLine:
+        """Return an attempt's channel. ``signer``: the id of the key whose signature admitted the job.
+
+        Raises SecretsError: there is no broker to connect it to.
+        """
         if not await self._client.ping():
             self.lost()
             raise SecretsError(
@@ -266,4 +270,4 @@ class VaultDesk:
                 "no vault broker answers on this node, so no job gets a secret: `ringfence broker` starts it, "
                 "`ringfence vault init` makes its vault",
             )
-        return VaultLine(self._client, spec, number, self._level, self)
+        return VaultLine(self._client, spec, number, self._level, self, signer)

@@ -20,6 +20,7 @@ from typing import Final, TypeAlias, cast
 from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
 
 from runner import keyring, sealing, trust
+from runner.digests import Digests
 from runner.errors import DuplicateJobError, EnqueueError, StoreError
 from runner.home import check_safe, locate
 from runner.place import Place
@@ -72,6 +73,7 @@ class Client:
         self._redis = open_store(redis_url)
         self._cards: tuple[NodeCard, ...] = ()
         self._cards_until = 0.0
+        self._digests = Digests()
 
     def enqueue(self, jobs: Sequence[JobSpec], repeats: Mapping[str, str] | None = None) -> list[int]:
         """Sign and enqueue jobs, each batch of BATCH_JOBS all or none; return their sequence numbers.
@@ -223,9 +225,9 @@ class Client:
 
     def _envelope(self, job: JobSpec) -> bytes:
         if job.sealed is not None:
-            job = sealing.seal(job, self.cards())
+            job = sealing.seal(job, self.cards(), self.signer.key_id)
         try:
-            envelope = record.dumps(job, bare=True)
+            envelope = record.dumps(self._digests.tied(job), bare=True)
         except WireError as error:
             raise EnqueueError(f"the job can't be written: {error}") from None
         if len(envelope) > specs.MAX_ENVELOPE_BYTES:
@@ -233,6 +235,8 @@ class Client:
             raise EnqueueError(
                 f"the job has {len(envelope)} bytes, the limit is {limit}: pass paths instead of contents"
             )
+        # In the order of the jobs: one that waits for an earlier one of its batch is tied to it as well.
+        self._digests.note(job.id, envelope)
         return envelope
 
     def _signed(self, envelopes: Sequence[bytes]) -> list[str]:
@@ -308,6 +312,11 @@ def _refusal(error: StoreError) -> EnqueueError | None:
         return EnqueueError(f"nothing was enqueued: no job {job} to wait for; a wrong id, or it ended 7 days ago")
     if word == "CROWDED_AFTER":
         return EnqueueError(f"nothing was enqueued: 1,000 jobs wait for job {job} already; split the flow")
+    if word == "CROWDED_LANES":
+        return EnqueueError(
+            f"nothing was enqueued: it needs a new lane, and the fleet has {int(job):,} already, one for each queue with each "
+            "priority, label, node and level that jobs ask for; use fewer of them: lanes unused for an hour make room"
+        )
     first, _, holder = job.partition(" ")
     if word == "TAKEN":
         return DuplicateJobError(f"nothing was enqueued: already queued as {holder}, which holds its name", holder)
@@ -328,9 +337,7 @@ def _failure(url: str, error: RedisError) -> str:
     """Say what went wrong, and what to do about it."""
     text = f"{type(error).__name__}: {_short(error)}"
     if isinstance(error, NoPermissionError) or "ACL failure" in text or "NOPERM" in text:
-        return (
-            f"the store's user for {url} may not do this: use one whose role may (docs/stores.md; {text})"
-        )
+        return f"the store's user for {url} may not do this: use one whose role may (docs/stores.md; {text})"
     if isinstance(error, OutOfMemoryError) or "OOM" in text:
         return f"the store at {url} is full and takes no writes: nothing was changed; raise its maxmemory ({text})"
     return f"the store at {url} failed ({text}); is it running?"

@@ -1,7 +1,7 @@
 """Encrypts a job's sealed values to the brokers of the nodes that may run it.
 
 Called by the client right before it signs. Must never seal to a card that the fleet key did not sign, to a node that
-may not serve the job's lane (attack 3), or leave out whose the value is and where it stands (attack 2).
+may not serve the job's lane (attack 3), or leave out whose the value is, who signs it and where it stands (attack 2).
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from runner.wire.spec import JobSpec, lane_of
 __all__ = ["may_run", "seal"]
 
 
-def seal(job: JobSpec, cards: Sequence[NodeCard]) -> JobSpec:
+def seal(job: JobSpec, cards: Sequence[NodeCard], signer: str) -> JobSpec:
     """Return the job with ciphertexts in place of its sealed values. ``cards``: verified, in date.
+
+    ``signer``: the id of the key that will sign the job; under no other do the values open.
 
     Raises:
         EnqueueError: no node that may run it has a key to seal to, or they are too many for one value.
@@ -42,7 +44,11 @@ def seal(job: JobSpec, cards: Sequence[NodeCard]) -> JobSpec:
         raise EnqueueError(
             f"a node card for {lane_of(job)} names no age key: sign it anew with `ringfence keys card NODE --recipient`"
         ) from None
-    return replace(job, sealed={place: _text(job, place, value, recipients) for place, value in _held(job).items()})
+    held: dict[str, object] = {
+        place: _text(Binding(job.tenant, job.id, place, signer, text=True), value, recipients)
+        for place, value in (job.sealed or {}).items()
+    }
+    return replace(job, sealed=held)
 
 
 def may_run(card: NodeCard, job: JobSpec) -> bool:
@@ -50,22 +56,19 @@ def may_run(card: NodeCard, job: JobSpec) -> bool:
     return trust.serves(card, job.tenant, lane_of(job)) and card.level <= job.min_level
 
 
-def _held(job: JobSpec) -> dict[str, object]:
-    return job.sealed or {}
-
-
-def _text(job: JobSpec, place: str, value: object, recipients: Sequence[x25519.Recipient]) -> str:
+def _text(binding: Binding, value: object, recipients: Sequence[x25519.Recipient]) -> str:
     if not isinstance(value, Sealed):
         raise EnqueueError(
-            f"{place} was sealed for another job, and opens in no other: enqueue it with the value, not with its copy"
+            f"{binding.place} was sealed for another job, and opens in no other: enqueue it with the value, not with "
+            "its copy"
         )
     clear = value.open()
-    text = isinstance(clear, str)
-    plain = sealed.pack(Binding(job.tenant, job.id, place, text), clear.encode() if isinstance(clear, str) else clear)
+    value_bytes = clear.encode() if isinstance(clear, str) else clear
+    plain = sealed.pack(replace(binding, text=isinstance(clear, str)), value_bytes)
     found = base64.b64encode(pyrage.encrypt(plain, list(recipients))).decode("ascii")
     if len(found) > sealed.MAX_TEXT_BYTES:
         raise EnqueueError(
-            f"{place}, sealed for {len(recipients)} nodes, takes {len(found)} bytes, the limit is "
+            f"{binding.place}, sealed for {len(recipients)} nodes, takes {len(found)} bytes, the limit is "
             f"{sealed.MAX_TEXT_BYTES}: pin the job to fewer nodes (labels, node) or pass less"
         )
     return found

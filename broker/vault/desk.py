@@ -242,7 +242,7 @@ class Desk:
             if opened.lease is None:
                 self._write("lease.refused", attempt=attempt, names=[ask.secret for ask in asks])
                 return {"ok": False, "err": "denied", "message": opened.message}, False
-            opened.lease.tenant = str(order["tenant"])
+            opened.lease.tenant, opened.lease.signer = str(order["tenant"]), str(order["signer"])
             rules = {name: granted.rule for name, granted in opened.lease.grants.items()}
             since_s = round(opened.lease.since_s, 3)
             self._write("lease.opened", attempt=attempt, rules=rules, pending=list(opened.pending), since_s=since_s)

@@ -64,6 +64,8 @@ class Lease:
     attempt: str
     job: str
     tenant: str = ""
+    #: The id of the key that signed the job.
+    signer: str = ""
     grants: dict[str, Granted] = field(default_factory=dict)
     #: The ciphertexts of the job's sealed values by place.
     sealed: dict[str, str] = field(default_factory=dict)

@@ -24,7 +24,10 @@ from runner.wire.sealed import Binding
 __all__ = ["Unsealer"]
 
 Reply = dict[str, object]
-_FOREIGN: Final = "was sealed for another job or another argument, so it is not opened: enqueue the job with the value"
+_FOREIGN: Final = (
+    "was sealed for another job or argument, or for another key to sign, so it is not opened: enqueue the job with the "
+    "value"
+)
 _NOT_OURS: Final = (
     "does not open with this node's key: it was sealed before the node's card named that key, or for other nodes; "
     "enqueue the job again"
@@ -82,6 +85,7 @@ class Unsealer:
             binding, value = sealed.unpack(plain)
         except WireError:
             raise _SealedError(_FOREIGN) from None
-        if (binding.tenant, binding.job, binding.place) != (lease.tenant, lease.job, place):
+        owner = (binding.tenant, binding.job, binding.signer)
+        if owner != (lease.tenant, lease.job, lease.signer) or binding.place != place or not lease.signer:
             raise _SealedError(_FOREIGN)
         return binding, value

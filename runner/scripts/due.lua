@@ -1,15 +1,17 @@
 -- Moves jobs whose time has come to their lanes, and says who of the callers keeps the time now.
 --
 -- KEYS   1 rf:due   2 rf:ticks   3 rf:leader
--- ARGV   1  {rq, rf, member, lease, limit, ticks}
+-- ARGV   1  {rq, rf, ttl, member, lease, limit, ticks, keep, idle}
 --           member: NODE/BOOT of the caller, or another name that no other caller has; lease: milliseconds that the
 --           leadership lasts, 0 = give it up; limit: most jobs moved in this call; ticks: most schedules told
+--           keep: so many lanes are never forgotten; idle: seconds without an end after which an empty one may be
 -- REPLY  {moved, more, wait, leads, token, now, [TENANT/NAME, due, ...], leader}
 --        more: 1 = there is more to move now; wait: ms until the next job or schedule is due, -1 = none
 --        leads: 1 = the caller is the leader, under `token`; now: Redis TIME in ms; then for the leader the schedules
 --        that are due, with the score that a tick has to find unchanged (tick in enqueue.lua); leader: its name or ""
 -- RACE   a job is in rf:due and its lane's registry, or in its lane: the move is one step, so of two callers one moves
---        it. A leadership that lapsed never comes back: its successor has another token, and a tick names the token.
+--        it. A leadership that lapsed never comes back: its successor has another token, and a tick names the token. A
+--        lane is forgotten in the step that finds it empty; whoever puts a job into a lane names it in that step.
 
 local LEAVES = doc.lease <= 0
 -- No leadership is longer: one that seems to be was taken before Redis TIME went back, and counts as lapsed.
@@ -26,6 +28,7 @@ local function move(id)
   put('ZREM', RQ .. 'scheduled:' .. lane, id)
   call('HSET', key, 'status', 'queued', 'rf_state', 'queued', 'enqueued_at', NOW_ISO)
   put('RPUSH', RQ .. 'queue:' .. lane, id)
+  name_lane(lane)
   note('job.queued', id, whole(found[4] or '0') or 0, {detail = {queue = lane, task = found[3] or ''}})
   wake(lane)
   return 1
@@ -83,6 +86,50 @@ local function due_ticks()
   return told
 end
 local ticks = leads == 1 and due_ticks() or {}
+
+-- Lanes that nobody uses any more are forgotten, some at each look of the leader that moves nothing: every agent asks for
+-- all of them. What can't be read keeps its lane.
+local LANES_A_LOOK, MAX_DOOMED = 100, 512
+
+local function in_use(lane)
+  for _, kind in ipairs({'queue', 'wip', 'scheduled', 'deferred'}) do
+    local size = pcall_(kind == 'queue' and 'LLEN' or 'ZCARD', RQ .. kind .. ':' .. lane)
+    if wrong(size) or size > 0 then return true end
+  end
+  -- The newest end, as turn.lua and kill.lua register it, tells when the lane was used last.
+  for kind, ahead in pairs({finished = doc.ttl, failed = doc.ttl, canceled = 0}) do
+    local newest = pcall_('ZREVRANGE', RQ .. kind .. ':' .. lane, 0, 0, 'WITHSCORES')
+    if wrong(newest) or newest[2] and tonumber(newest[2]) - ahead > NOW_S - doc.idle then return true end
+  end
+  return false
+end
+
+-- The lanes of killed jobs that nobody has signed yet: only who serves the lane may (sweep.lua). nil: not all are known.
+local function doomed_lanes()
+  local ids = pcall_('ZRANGE', RF .. 'doomed', 0, MAX_DOOMED)
+  if wrong(ids) or #ids > MAX_DOOMED then return nil end
+  local lanes = {}
+  for _, id in ipairs(ids) do
+    local found = fields(RQ .. 'job:' .. id, 'origin')
+    if not found then return nil end
+    lanes[found[1] or ''] = true
+  end
+  return lanes
+end
+
+local function forget_lanes()
+  local size = pcall_('SCARD', RF .. 'lanes')
+  local over = wrong(size) and 0 or size - doc.keep
+  local doomed = over > 0 and doomed_lanes()
+  if not doomed then return end
+  for _, lane in ipairs(call('SRANDMEMBER', RF .. 'lanes', LANES_A_LOOK)) do
+    if over > 0 and not doomed[lane] and not in_use(lane) then
+      pcall_('SREM', RF .. 'lanes', lane)
+      over = over - 1
+    end
+  end
+end
+if leads == 1 and moved == 0 and doc.keep then forget_lanes() end
 
 local wait = -1
 local function consider(key)

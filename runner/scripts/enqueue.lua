@@ -14,8 +14,9 @@
 --        2+ per job: the payload (zlib of RQ's JSON form)
 -- REPLY  the sequence number of each job; or, with nothing written, the error "DUPLICATE ID", "UNKNOWN_AFTER ID" (no such
 --        job to wait for), "CROWDED_AFTER ID" (too many jobs wait for it), "TAKEN ID HOLDER" (a job that has not ended holds
---        its unique name), "REPEATED ID NEW" (job NEW repeats that one already), or "STALE_TICK" (another scheduler was first,
---        or leads now); but after an error of its one job a schedule has moved on all the same
+--        its unique name), "REPEATED ID NEW" (job NEW repeats that one already), "CROWDED_LANES MOST" (the batch needs new
+--        lanes, and the fleet has that many), or "STALE_TICK" (another scheduler was first, or leads now); but after an
+--        error of its one job a schedule has moved on all the same
 -- RACE   a job is visible to agents only with all its fields, its sequence number and its place in the lane; the number
 --        is drawn here, so that a cutoff decides by order and not by clocks; two enqueues of one id cannot both win. What
 --        a job waits for is looked at in the step that lets it wait, so no end slips by in between.
@@ -24,6 +25,8 @@ local MAX_WAIT_S = 31622400
 -- What is kept for jobs that end within their usual life (kill.lua, CUTOFF_TTL_S) is kept longer while others may start.
 local USUAL_LIFE_MS = 604800000 + 60000
 local MAX_WAITERS = 1000
+-- Every agent asks for all lanes once a second, so no client may add to them without end.
+local MAX_LANES = 10000
 
 local seen, crowd = {}, {}
 -- What is wrong with the jobs that one job waits for, or nil.
@@ -53,6 +56,19 @@ local function tick(t)
   return true
 end
 if doc.tick and not tick(doc.tick) then return redis.error_reply('STALE_TICK') end
+
+local function crowded_lanes()
+  local size = pcall_('SCARD', KEYS[2])
+  local room = MAX_LANES - (wrong(size) and 0 or size)
+  if room >= #doc.jobs then return false end
+  local new, named = 0, {}
+  for _, job in ipairs(doc.jobs) do
+    if not named[job.lane] and call('SISMEMBER', KEYS[2], job.lane) == 0 then new = new + 1 end
+    named[job.lane] = true
+  end
+  return new > 0 and new > room
+end
+if crowded_lanes() then return redis.error_reply('CROWDED_LANES ' .. MAX_LANES) end
 
 local names, limits = {}, {}
 -- What stands against a job's unique name, or its being a repetition; nil if nothing does.

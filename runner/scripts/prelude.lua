@@ -243,11 +243,17 @@ local function held_as(text)
     ms = whole(ms) or 0, lane = lane}
 end
 
+-- A lane that was empty for long may have been forgotten (due.lua): who puts a job into one names it again.
+local function name_lane(lane)
+  put('SADD', RF .. 'lanes', lane)
+end
+
 -- Gives a job back: to the head of its lane, where `attempt` counts as the last one.
 local function back_to_lane(id, key, lane, attempt)
   call('HSET', key, 'status', 'queued', 'rf_state', 'queued', 'rf_attempt', string.format('%d', math.max(attempt, 0)))
   call('HDEL', key, 'rf_claim')
   put('LPUSH', RQ .. 'queue:' .. lane, id)
+  name_lane(lane)
   wake(lane)
 end
 
@@ -288,6 +294,7 @@ local function undefer(id, key, lane, task)
   end
   call('HSET', key, 'status', 'queued', 'rf_state', 'queued', 'enqueued_at', NOW_ISO)
   put('RPUSH', RQ .. 'queue:' .. lane, id)
+  name_lane(lane)
   note('job.queued', id, 0, {detail = {queue = lane, task = task or ''}})
   wake(lane)
 end

@@ -27,6 +27,7 @@ local function adopt(id, key, member, held, found)
     call('HSET', key, 'rf_state', 'killing')
     call('HDEL', key, 'rf_claim')
     put('ZADD', RF .. 'doomed', string.format('%d', NOW_MS), id)
+    name_lane(lane)
     return 0
   elseif doomed then
     -- Killed before its start, and its end was never signed. A lapsed tombstone changes nothing.

@@ -23,6 +23,7 @@ MAX_SPAN_S: Final = 366 * 86_400.0
 _MAX_COUNT: Final = 1_000_000
 _MAX_FACTOR: Final = 100
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_DIGEST: Final = re.compile(r"([0-9a-f]{64})?")
 _REASON: Final = re.compile(r"[a-z_]{1,32}(:[A-Za-z_][A-Za-z0-9_]{0,127})?")
 
 
@@ -70,17 +71,24 @@ class RetryRule:
 class After:
     """Jobs of the same tenant that must have ended first.
 
-    If one of them did not finish, this job is refused, or with ``failed`` = run it runs all the same.
+    If one of them did not finish, this job is refused, or with ``failed`` = run it runs all the same. ``envelopes``: for
+    each of them the SHA-256 of its signed envelope in hex, or an empty text where the client did not know it; clients
+    choose job ids, so an id alone does not say whose job is meant.
     """
 
     jobs: tuple[str, ...]
     failed: Literal["refuse", "run"] = "refuse"
+    envelopes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.jobs) <= MAX_AFTER or len(set(self.jobs)) != len(self.jobs):
             raise RecordError(f"a job waits for 1 to {MAX_AFTER} other jobs", path="after.jobs")
         for job in self.jobs:
             ids.check_job_id(job)
+        if self.envelopes and len(self.envelopes) != len(self.jobs):
+            raise RecordError("there is one hash for each job, or none at all", path="after.envelopes")
+        if not all(_DIGEST.fullmatch(digest) for digest in self.envelopes):
+            raise RecordError("a hash is 64 hex digits, or empty where it is not known", path="after.envelopes")
 
 
 @dataclass(frozen=True, slots=True)

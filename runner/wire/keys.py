@@ -5,7 +5,7 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     key                      type    life                        written by
     rf:seq                   string  the fleet's                 enqueue.lua (the order of all jobs, cutoffs)
     rf:wake:<lane>           list    60 s, at most 64 items      enqueue.lua, turn.lua, recover.lua
-    rf:lanes                 set     the fleet's                 enqueue.lua (names of every lane used)
+    rf:lanes                 set     an hour empty, beyond 256   enqueue.lua, moves into a lane; due.lua forgets; max 10,000
     rf:clock                 string  the fleet's                 lease scripts; newest Redis TIME seen, ms
     rf:horizon               string  not_after + 7 d             enqueue.lua; latest not_after beyond the usual 7 d, ms
     rf:due                   zset    owner: scheduled jobs       prelude.lua (to_scheduled), due.lua; job, score: due ms
@@ -87,7 +87,7 @@ class Keys:
         return f"{self.rf}wake:{lane}"
 
     def lanes(self) -> str:
-        """Every lane that was ever used."""
+        """Every lane in use; what stays empty is forgotten in time."""
         return f"{self.rf}lanes"
 
     def due(self) -> str:

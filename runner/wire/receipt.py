@@ -130,7 +130,8 @@ class KillDone:
 class Outcome:
     """How a job ended, signed by the node that proved it; stored beside RQ's own result.
 
-    ``result_sha256`` binds the stored return value; ``tail`` holds the last output lines of a failure (at most 2 KiB).
+    ``result_sha256`` binds the stored return value, ``envelope_sha256`` the signed job that it is the end of (None: the
+    node did not get as far as to verify one). ``tail`` holds the last output lines of a failure (at most 2 KiB).
     """
 
     job: str
@@ -146,6 +147,7 @@ class Outcome:
     signal: int | None = None
     step: str | None = None
     result_sha256: str | None = None
+    envelope_sha256: str | None = None
     level: str = ""
     wall_s: float = 0.0
     cpu_s: float = 0.0

@@ -5,7 +5,8 @@ values where they belong). Must never show a value in a repr, or take a plaintex
 
 In the signed job, ``{"$": "sealed"}`` stands in an argument's place and ``sealed`` maps each place to its ciphertext.
 A place is a path into the job: ``args/0/token``, ``kwargs/key``, ``env/TOKEN``; ``~`` and ``/`` in a step are ``~0``
-and ``~1`` as in RFC 6901. Tenant, job and place lie inside the ciphertext, so that one that was moved is found out.
+and ``~1`` as in RFC 6901. Tenant, job, place and signer lie inside the ciphertext, so that one that was moved is found
+out.
 """
 
 from __future__ import annotations
@@ -77,11 +78,15 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Whose a sealed value is, and where it stands. ``text``: it is a text, not bytes."""
+    """Whose a sealed value is, and where it stands. ``text``: it is a text, not bytes.
+
+    ``signer``: the id of the key that signs the job. Clients choose job ids, so an id alone names nobody's job.
+    """
 
     tenant: str
     job: str
     place: str
+    signer: str
     text: bool
 
 

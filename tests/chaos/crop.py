@@ -228,7 +228,7 @@ class Crop:
     def _cut(self, made: int) -> None:
         """Kill by a selector; what was accepted before may never start again."""
         tag = str(self._chance.randrange(12))
-        hit = [job for job, one in self.jobs.items() if one.spec.tags.get("cut") == tag][-200:]
+        hit = [job for job, one in self.jobs.items() if one.spec.tags.get("cut") == tag]
         self._asked(partial(self.fleet.app.kill, tag=f"cut={tag}", wait=0.0, reason=f"after {made}"))
         last = self._asked(partial(self.fleet.redis.xrevrange, self.fleet.keys.events("main"), count=1))
         self.cutoffs.append((cast("list[tuple[bytes, object]]", last)[0][0], hit))

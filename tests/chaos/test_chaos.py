@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from runner.wire.event import EventType
 from runner.wire.states import END_STATES
 from tests.chaos import verdict
 from tests.chaos.crop import Crop
@@ -74,6 +75,8 @@ def storm(fleet: Fleet) -> tuple[list[str], str]:
     _settle(fleet, crop)
     left = _left(fleet)
     found = verdict.complaints(crop, verdict.told(fleet.redis), verdict.awake(fleet.lines(), weather.naps), fleet.redis)
+    signed = {event.job for event in fleet.app.events() if event.type == EventType.JOB_ENDED and event.verified}
+    found += [f"{job}: no node of the fleet signed its end" for job in crop.jobs if job not in signed]
     ends = Counter(job.kind for job in crop.jobs.values())
     told = f"{len(crop.jobs)} jobs {dict(ends)}, {crop.duplicates} duplicates refused, faults {dict(weather.counts)}"
     return [*found, *(f"left behind: {key}" for key in left)], told

@@ -97,6 +97,7 @@ class PaperNode:
             "node": self.name,
             "boot": self.boot,
             "ended_at_ms": now_ms(),
+            "envelope_sha256": self._envelope_sha256(job_id),
             **facts,
         }
         if data is not None:
@@ -104,6 +105,10 @@ class PaperNode:
         outcome = record.decode(Outcome, plain)
         self.store_end(job_id, outcome, data)
         return outcome
+
+    def _envelope_sha256(self, job_id: str) -> str | None:
+        data = as_bytes(self._store.hget(KEYS.job(job_id), "data"))
+        return hashlib.sha256(payload.parse(data).envelope).hexdigest() if data else None
 
     def store_end(self, job_id: str, outcome: Outcome, data: bytes | None) -> None:
         """Write an end as the turn script does."""

@@ -221,9 +221,9 @@ def test_attack_02_a_ciphertext_in_an_own_envelope(vaulted: Fleet, monkeypatch: 
     """Copied out of the store into another signed job it is refused before anything of that job runs."""
     with App(home=vaulted.home) as app:
         victim = request.build({}, task="e2e_tasks:use_sealed", args=[Sealed("the victim's value")])
-        copied = sealing.seal(victim, app.client().cards()).sealed
+        copied = sealing.seal(victim, app.client().cards(), app.client().signer.key_id).sealed
         thief = request.build({}, task="e2e_tasks:use_sealed", args=[Sealed("")])
-        monkeypatch.setattr(sealing, "seal", lambda job, cards: replace(job, sealed=copied))
+        monkeypatch.setattr(sealing, "seal", lambda job, cards, signer: replace(job, sealed=copied))
         app.client().enqueue([thief])
         with pytest.raises(JobRefused, match="sealed for another job") as refused:
             app.job(thief.id).result(timeout=30)

@@ -59,7 +59,7 @@ class Store:
             stderr=subprocess.DEVNULL,
         )
         if wait:
-            wait_until(self.answers, "the store to answer", READY_S)
+            wait_until(self._answers, "the store to answer", READY_S)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End it: SIGTERM in order, SIGKILL as a crash. What it answered lies in its file either way. Idempotent."""
@@ -73,7 +73,7 @@ class Store:
         assert self.process is not None
         self.process.send_signal(number)
 
-    def answers(self) -> bool:
+    def _answers(self) -> bool:
         """Whether it serves: its data is loaded."""
         with suppress(RedisError), redis.Redis(unix_socket_path=str(self.socket)) as client:
             return bool(client.ping())

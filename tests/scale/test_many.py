@@ -124,7 +124,8 @@ def comeback(fleet: Fleet) -> Comeback:
                 connected = cast("dict[str, int]", client.info("clients"))["connected_clients"]
                 arrived = cast("dict[str, int]", client.info("stats"))["total_connections_received"]
                 samples.append((time.monotonic() - begun, arrived))
-                loaded_s = loaded_s or (samples[-1][0] if fleet.store.answers() else 0.0)
+                if not loaded_s and not cast("dict[str, int]", client.info("persistence"))["loading"]:
+                    loaded_s = samples[-1][0]
                 if connected >= wanted and loaded_s:
                     break
             pause(0.01)

@@ -30,6 +30,8 @@ from tests.support import scratch
 from tests.vault.stand import Job, Stand, get_of
 
 VALUE = "canary-sealed-value"
+#: The keys of two clients of one tenant.
+KEY, OTHER_KEY = "a" * 16, "b" * 16
 SOMEBODY = str(x25519.Identity.generate().to_public())
 
 
@@ -50,13 +52,15 @@ def card(recipient: str | None, **fields: object) -> NodeCard:
 
 def job_with(recipient: str, *values_: object, **options: object) -> JobSpec:
     """Return a job whose arguments are sealed to one recipient."""
-    return sealing.seal(request.build(options, task="app:task", args=values_), [card(recipient)])  # type: ignore[arg-type] # JobOptions by name
+    return sealing.seal(request.build(options, task="app:task", args=values_), [card(recipient)], KEY)  # type: ignore[arg-type] # JobOptions by name
 
 
-async def opened(client: BrokerClient, job: Job, spec: JobSpec, held: dict[str, str] | None = None) -> None:
+async def opened(
+    client: BrokerClient, job: Job, spec: JobSpec, held: dict[str, str] | None = None, signer: str = KEY
+) -> None:
     """Open the lease of a job as its node would, with ``held`` in place of its own sealed values."""
     texts = {place: str(text) for place, text in (spec.sealed or {}).items()} if held is None else held
-    await client.open(replace(job.ask(tenant=spec.tenant), job=spec.id, sealed=texts), job.fds)
+    await client.open(replace(job.ask(tenant=spec.tenant), job=spec.id, sealed=texts, signer=signer), job.fds)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +137,27 @@ async def test_attack_02_a_moved_ciphertext(stand: Stand, recipient: str, job: J
     assert f'"sealed.refused","attempt":"{job.name}","place":"{place}"' in stand.record().replace(" ", "")
 
 
+@pytest.mark.parametrize("signer", [OTHER_KEY, ""])
+@scene
+async def test_attack_02_a_second_key_of_the_tenant(
+    stand: Stand, recipient: str, job: Job, level: Literal["A", "B"], signer: str
+) -> None:
+    """Clients choose ids: another key signs a job with the victim's id, place and ciphertext, and gets nothing."""
+    victim = job_with(recipient, Sealed(VALUE))
+    client, own = stand.client(), Job("main-2.1", level)
+    try:
+        with pytest.raises(LeaseRefused) as refused:
+            await opened(client, job, victim, signer=signer)
+        assert refused.value.foreign
+        assert text_of(job, "args/0") != VALUE.encode()
+        await opened(client, own, victim)  # the counter-check: under the key it was sealed for, it opens
+        assert text_of(own, "args/0") == VALUE.encode()
+        await client.close(own.name)
+    finally:
+        await client.stop()
+        own.end()
+
+
 @scene
 async def test_attack_02_a_ciphertext_that_the_signed_job_did_not_bring(stand: Stand, recipient: str, job: Job) -> None:
     """A job can't have the broker open what it found somewhere: it names places, never ciphertexts."""
@@ -203,9 +228,9 @@ def test_attack_03_only_nodes_of_the_lane(fields: dict[str, object], options: di
     spec = request.build(options, task="app:task", args=[Sealed(VALUE)])  # type: ignore[arg-type] # JobOptions by name
     foreign = card(str(there.to_public()), **fields)
     with pytest.raises(EnqueueError, match="keys card NODE --recipient"):
-        sealing.seal(spec, [foreign])
+        sealing.seal(spec, [foreign], KEY)
     good = card(str(here.to_public()), node=options.get("node", "n1"), labels=options.get("labels"), level="A")
-    text = base64.b64decode(str((sealing.seal(spec, [foreign, good]).sealed or {})["args/0"]))
+    text = base64.b64decode(str((sealing.seal(spec, [foreign, good], KEY).sealed or {})["args/0"]))
     assert VALUE.encode() in pyrage.decrypt(text, [here])
     with pytest.raises(pyrage.DecryptError):
         pyrage.decrypt(text, [there])
@@ -224,7 +249,7 @@ def test_nothing_is_written_unsealed() -> None:
         Sealed(VALUE).__reduce__()
     again = job_with(SOMEBODY, Sealed(VALUE))
     with pytest.raises(EnqueueError, match="another job"):
-        sealing.seal(replace(again, id=request.build({}, task="app:task").id), [card(SOMEBODY)])
+        sealing.seal(replace(again, id=request.build({}, task="app:task").id), [card(SOMEBODY)], KEY)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +291,7 @@ def test_too_large() -> None:
     spec = request.build({}, task="app:task", args=[Sealed("x" * sealed.MAX_VALUE_BYTES)])
     crowd = [card(str(x25519.Identity.generate().to_public()), node=f"n{number}") for number in range(200)]
     with pytest.raises(EnqueueError, match="200 nodes"):
-        sealing.seal(spec, crowd)
+        sealing.seal(spec, crowd, KEY)
 
 
 ARGUMENTS = st.recursive(

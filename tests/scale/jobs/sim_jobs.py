@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 from runner import App, current_job
@@ -17,9 +18,10 @@ def work(hold_ms: int = 0, fails: int = 0, says: str = "", journal: str = "") ->
     _note(fd, f"S {current_job.id} {current_job.attempt} sandbox {time.monotonic_ns()} -\n")
     if says:
         os.write(1, says.encode())
+    nobody = threading.Event()
     until = time.monotonic() + hold_ms / 1000
     while (left_s := until - time.monotonic()) > 0:
-        time.sleep(min(0.02, left_s))
+        nobody.wait(min(0.02, left_s))
         # Should this be the last line, the end came soon after it.
         _note(fd, f"B {current_job.id} {current_job.attempt} sandbox {time.monotonic_ns()} -\n")
     _note(fd, f"E {current_job.id} {current_job.attempt} sandbox {time.monotonic_ns()} done\n")

@@ -1,0 +1,48 @@
+"""What this process signed lately: the hash of each job's envelope, for the jobs that wait for it.
+
+Called by the client right before it signs. Must never take a hash from the store: an id says nothing of what lies under
+it, since clients choose ids, and whoever writes the store could put another envelope there (attack 4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import replace
+from typing import Final
+
+from runner.wire.spec import JobSpec
+
+__all__ = ["MAX_KNOWN", "Digests"]
+
+#: Jobs that one client remembers; the oldest are forgotten first.
+MAX_KNOWN: Final = 32_768
+
+
+class Digests:
+    """The SHA-256 of envelopes by job id; safe to use from several threads."""
+
+    def __init__(self, most: int = MAX_KNOWN) -> None:
+        self._most = most
+        self._known: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def note(self, job_id: str, envelope: bytes) -> None:
+        """Remember what is signed for a job."""
+        digest = hashlib.sha256(envelope).digest()
+        with self._lock:
+            self._known[job_id] = digest
+            if len(self._known) > self._most:
+                del self._known[next(iter(self._known))]
+
+    def tied(self, job: JobSpec) -> JobSpec:
+        """Return the job with the hashes of those that it waits for, as far as they are known."""
+        after = job.after
+        if after is None:
+            return job
+        with self._lock:
+            known = [self._known.get(other, b"").hex() for other in after.jobs]
+        given = after.envelopes or ("",) * len(known)
+        # What was signed once stays: a repeated job waits for the very jobs that it waited for before.
+        found = tuple(old or new for old, new in zip(given, known, strict=True))
+        return replace(job, after=replace(after, envelopes=found)) if any(found) else job
