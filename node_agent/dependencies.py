@@ -124,7 +124,8 @@ class Dependencies:
             cards = await self._fleet_cards(fresh=fresh)
             outcome = trust.signed_outcome(cards, job, lane, found.outcome, found.signature)
             if outcome is not None:
-                _check_end(outcome, digest)
+                if not trust.is_end_of(outcome, digest):
+                    raise _Unmet(f"the signed end of job {job} is that of another job under its id: {_ANEW}")
                 return outcome
         raise _Unmet(f"no node that may serve job {job}, which this one waited for, has signed its end")
 
@@ -207,16 +208,6 @@ class Dependencies:
             self._cards = tuple(card for card in cards if card is not None)
             self._cards_until = time.monotonic() + CARDS_TTL_S
         return self._cards
-
-
-def _check_end(outcome: Outcome, digest: str) -> None:
-    """Raise _Unmet if an end is not that of the envelope with this hash.
-
-    One of a job that no node got as far as to verify names none, and brings no result.
-    """
-    named = outcome.envelope_sha256
-    if named != digest and (named is not None or outcome.state == State.FINISHED):
-        raise _Unmet(f"the signed end of job {outcome.job} is that of another job under its id: {_ANEW}")
 
 
 def _found(row: Sequence[bytes | None]) -> _Found | None:

@@ -32,6 +32,7 @@ __all__ = [
     "exception_ending",
     "finish_of",
     "order_of",
+    "retry_ms",
     "unbuilt",
 ]
 
@@ -64,12 +65,9 @@ def finish_of(claim: Claim, run: Run, ending: Ending, notary: Notary, evidence: 
     started = run.started_at_ms is not None
     if run.cause in {"shutdown", "lease", "drain", "crowded"} and not started:
         return Finish(claim, "release")
-    if run.spec is not None and not run.orders and ending.state != State.FINISHED:
-        asked_s = known.result.retry_in_s if known.result is not None else None
-        share = random.random()  # noqa: S311 - spreads retries, protects nothing
-        delay_ms = next_attempt_ms(ending, run.spec, claim.attempt, now_ms=now_ms(), share=share, asked_s=asked_s)
-        if delay_ms is not None:
-            return _retry(claim, ending, notary, known, started=started, delay_ms=delay_ms)
+    delay_ms = None if run.orders else retry_ms(run, ending, claim.attempt, known)
+    if delay_ms is not None:
+        return _retry(claim, ending, notary, known, started=started, delay_ms=delay_ms)
     value = known.result.value if known.result is not None and ending.state == State.FINISHED else None
     outcome = notary.outcome(_outcome(claim, run, ending, notary, known, value))
     facts = _detail(run, ending, known.verdict, known.output_bytes)
@@ -88,6 +86,15 @@ def finish_of(claim: Claim, run: Run, ending: Ending, notary: Notary, evidence: 
         failure="" if ending.state == State.FINISHED else _failure(ending, known),
         wall_s=known.verdict.usage.wall_s if known.verdict is not None else 0.0,
     )
+
+
+def retry_ms(run: Run, ending: Ending, attempt: int, known: Evidence) -> int | None:
+    """Return in how many milliseconds the next attempt would follow, None if none would."""
+    if run.spec is None or ending.state == State.FINISHED:
+        return None
+    asked_s = known.result.retry_in_s if known.result is not None else None
+    share = random.random()  # noqa: S311 - spreads retries, protects nothing
+    return next_attempt_ms(ending, run.spec, attempt, now_ms=now_ms(), share=share, asked_s=asked_s)
 
 
 def _retry(claim: Claim, ending: Ending, notary: Notary, known: Evidence, *, started: bool, delay_ms: int) -> Finish:

@@ -1,9 +1,9 @@
 """Which lanes this node serves, and in which order.
 
-Called by the agent (refreshes) and the dispatcher (asks). Pure but for the rotation. Of very many lanes a turn looks into
-a window, so that no number of names makes a turn dear: first the lane that just got work, then the next window, then those
-that gave work last. Must never serve a lane whose
-requirements this node does not meet: the store's word is checked again against the signed job.
+Called by the agent (refreshes) and the dispatcher (asks). Pure but for the rotation. Of very many lanes a
+turn looks into a window, so that no number of names makes a turn dear: first the lane that just got work, then the next
+window, then those that gave work last. Must never serve a lane whose requirements this node does not meet: the store's
+word is checked again against the signed job.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Lanes:
         self._queues = frozenset(queues)
         self._labels = dict(labels)
         self._level = level
+        self._names: frozenset[str] = frozenset()
         self._known: tuple[str, ...] = ()
         self._turn = 0
         #: With very many lanes: where in its round the next window begins, and the same for what is waited for.
@@ -65,7 +66,12 @@ class Lanes:
 
     def refresh(self, lanes: Iterable[str]) -> bool:
         """Take the names of all lanes; return whether the served ones changed."""
-        found = tuple(sorted(lane for lane in lanes if self.serves(lane)))
+        names = frozenset(lanes)
+        self._left = len(self._known)
+        if names == self._names:
+            return False
+        self._names = names
+        found = tuple(sorted(lane for lane in names if self.serves(lane)))
         changed = found != self._known
         self._priorities = any(priority_of(lane) for lane in found)
         self._known = found
@@ -86,11 +92,14 @@ class Lanes:
             del self._recent[next(iter(self._recent))]
 
     def awaited(self) -> tuple[str, ...]:
-        """Return the lanes whose wake-ups to wait for: another window each time. Others are looked into every second."""
+        """Return the lanes whose wake-ups to wait for: those that gave work last, and another window each time.
+
+        All others are looked into once a second.
+        """
         if len(self._known) <= WINDOW:
             return self.open
         start = self._waits_at = (self._waits_at + WINDOW) % len(self._known)
-        return self._open((self._known + self._known[:WINDOW])[start : start + WINDOW])
+        return self._with_recent((), (self._known + self._known[:WINDOW])[start : start + WINDOW])
 
     def order(self) -> tuple[str, ...]:
         """Return the lanes to claim from, first come first."""
@@ -115,6 +124,9 @@ class Lanes:
             self._at, self._turn = 0, (self._turn + 1) % count
         window = lanes[start : start + WINDOW] + lanes[: max(0, start + WINDOW - count)]
         first = (woken,) if woken is not None and self.serves(woken) else ()
+        return self._with_recent(first, window)
+
+    def _with_recent(self, first: tuple[str, ...], window: tuple[str, ...]) -> tuple[str, ...]:
         recent = (lane for lane in self._recent if self.serves(lane))
         return self._open(tuple(dict.fromkeys((*first, *window, *recent))))
 

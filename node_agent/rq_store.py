@@ -37,6 +37,8 @@ TTL_S: Final = 7 * 86_400
 REPLY_BYTES: Final = 8 * 1024 * 1024
 #: Ids that a sweep looks at per lane and call.
 WINDOW: Final = 512
+#: Lanes that RQ's tools are shown of a worker: each is written for each slot, in one step.
+SHOWN: Final = 256
 #: Where jobs wait for a node: their lane, and RQ's registries beside it.
 WAITING: Final = ("queued", "deferred", "scheduled")
 #: Jobs that one recovery call takes over.
@@ -142,13 +144,13 @@ class Store:
                 "margin": margin_ms,
                 "record": record.decode("utf-8"),
                 "birth": birth,
-                "lanes": list(lanes),
+                "lanes": list(lanes[:SHOWN]),
             },
         )
         answer = [turn_codec.text(part) for part in cast("list[object]", reply)]
         if answer[0] == "refused":
             return Registration(refused_by=answer[1])
-        self._start.birth, self._start.slots, self._start.lanes = birth, slots, tuple(lanes)
+        self._start.birth, self._start.slots, self._start.lanes = birth, slots, tuple(lanes[:SHOWN])
         return Registration(older=tuple(answer[1:]))
 
     async def publish_card(self, card: bytes) -> None:
@@ -169,8 +171,7 @@ class Store:
 
         ``lanes``: every lane served now; needed only when that changed.
         """
-        changed = lanes is not None and tuple(lanes) != self._start.lanes
-        served = tuple(lanes) if lanes is not None else self._start.lanes
+        served = self._start.lanes if lanes is None else tuple(lanes[:SHOWN])
         keys = self._keys
         reply = await self._run(
             "lease",
@@ -180,7 +181,7 @@ class Store:
                 "record": record.decode("utf-8"),
                 "birth": self._start.birth,
                 "lanes": list(served),
-                "changed": int(changed),
+                "changed": int(served != self._start.lanes),
             },
         )
         self._start.lanes = served
@@ -342,7 +343,7 @@ class Store:
         """Wait until a lane gets work: its name, or None after ``timeout_s``. Blocks: use a connection of its own."""
         keys = [self._keys.wake(lane) for lane in lanes] or [self._keys.wake("")]
         found = cast("list[bytes] | None", await _answer(self._client.blpop(keys, timeout=timeout_s)))
-        return found and found[0].decode("utf-8", "replace").removeprefix(self._keys.wake(""))
+        return None if found is None else found[0].decode("utf-8", "replace").removeprefix(self._keys.wake(""))
 
     def _workers(self, slots: int) -> list[str]:
         return [self._keys.worker(self.worker_name(slot)) for slot in range(slots)]

@@ -19,6 +19,7 @@ from node_agent.containment.lower.slots import LowSlot
 from node_agent.containment.slots import Slot
 from node_agent.containment.sweep import Journal
 from node_agent.dispatch import Dispatcher
+from node_agent.endings import Evidence
 from node_agent.ledger import Ledger
 from node_agent.lifecycle import Ending
 from node_agent.output import Chunk
@@ -195,6 +196,14 @@ class Runs:
             self._tools.ledger.ended(run.spec.nonce, finish.claim.attempt, run.spec.not_after_ms)
         if not run.acknowledged.done():
             run.acknowledged.set_result(reply.result == "done")
+
+    def _overruled(self, run: Run, ending: Ending, evidence: Evidence) -> Ending:
+        """A kill that came while its attempt ended by itself still wins over the next one: the job was killed."""
+        if not run.orders or endings.retry_ms(run, ending, run.attempt, evidence) is None:
+            return ending
+        ending = Ending(State.KILLED, "kill", detail="killed before its next attempt")
+        run.settle(Proof(ending, evidence.verdict, now_ms()))
+        return ending
 
     def marked(self, reply: StartReply) -> None:
         """The store's answer to a start mark: a stale one is killed, and so is one that a tombstone waits for."""

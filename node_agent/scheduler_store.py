@@ -91,8 +91,12 @@ class TimeStore:
             "due",
             [keys.due(), keys.ticks(), keys.leader()],
             {
-                **{"member": self._member, "lease": lease_ms, "limit": LIMIT, "ticks": TICKS},
-                **{"keep": KEPT_LANES, "idle": LANE_IDLE_S},
+                "member": self._member,
+                "lease": lease_ms,
+                "limit": LIMIT,
+                "ticks": TICKS,
+                "keep": KEPT_LANES,
+                "idle": LANE_IDLE_S,
             },
         )
         moved, more, wait, leads, token, now, flat, leader = cast("list[object]", reply)

@@ -221,7 +221,7 @@ class Supervisor(Runs):
         if staged.looked:
             await self._tell_plants(claim, spec, staged)
         evidence = endings.Evidence(verdict, result, capture.evidence, capture.total_bytes)
-        return endings.finish_of(claim, run, ending, tools.notary, evidence)
+        return endings.finish_of(claim, run, self._overruled(run, ending, evidence), tools.notary, evidence)
 
     def _hurry(
         self, claim: Claim, run: Run, spec: JobSpec, slot: Slot | LowSlot, profile: Profile, plan: Plan

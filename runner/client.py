@@ -73,7 +73,7 @@ class Client:
         self._redis = open_store(redis_url)
         self._cards: tuple[NodeCard, ...] = ()
         self._cards_until = 0.0
-        self._digests = Digests()
+        self.digests = Digests()
 
     def enqueue(self, jobs: Sequence[JobSpec], repeats: Mapping[str, str] | None = None) -> list[int]:
         """Sign and enqueue jobs, each batch of BATCH_JOBS all or none; return their sequence numbers.
@@ -227,7 +227,7 @@ class Client:
         if job.sealed is not None:
             job = sealing.seal(job, self.cards(), self.signer.key_id)
         try:
-            envelope = record.dumps(self._digests.tied(job), bare=True)
+            envelope = record.dumps(self.digests.tied(job), bare=True)
         except WireError as error:
             raise EnqueueError(f"the job can't be written: {error}") from None
         if len(envelope) > specs.MAX_ENVELOPE_BYTES:
@@ -236,7 +236,7 @@ class Client:
                 f"the job has {len(envelope)} bytes, the limit is {limit}: pass paths instead of contents"
             )
         # In the order of the jobs: one that waits for an earlier one of its batch is tied to it as well.
-        self._digests.note(job.id, envelope)
+        self.digests.note(job.id, envelope)
         return envelope
 
     def _signed(self, envelopes: Sequence[bytes]) -> list[str]:
@@ -314,8 +314,9 @@ def _refusal(error: StoreError) -> EnqueueError | None:
         return EnqueueError(f"nothing was enqueued: 1,000 jobs wait for job {job} already; split the flow")
     if word == "CROWDED_LANES":
         return EnqueueError(
-            f"nothing was enqueued: it needs a new lane, and the fleet has {int(job):,} already, one for each queue with each "
-            "priority, label, node and level that jobs ask for; use fewer of them: lanes unused for an hour make room"
+            f"nothing was enqueued: it needs a new lane, and the fleet has {int(job):,}, as many as may be: one for "
+            "each queue with each priority, label, node and level that jobs ask for. Use fewer of these, or wait: "
+            "lanes that stay empty for an hour make room"
         )
     first, _, holder = job.partition(" ")
     if word == "TAKEN":

@@ -1,7 +1,8 @@
-"""What this process signed lately: the hash of each job's envelope, for the jobs that wait for it.
+"""What this process signed lately: the hash of each job's envelope, for the jobs that wait for it
+and for its own end.
 
-Called by the client right before it signs. Must never take a hash from the store: an id says nothing of what lies under
-it, since clients choose ids, and whoever writes the store could put another envelope there (attack 4).
+Called by the client right before it signs, and by results. Must never take a hash from the store: an id says nothing of
+what lies under it, since clients choose ids, and whoever writes the store could put another envelope there (attack 4).
 """
 
 from __future__ import annotations
@@ -28,12 +29,20 @@ class Digests:
         self._lock = threading.Lock()
 
     def note(self, job_id: str, envelope: bytes) -> None:
-        """Remember what is signed for a job."""
+        """Remember what is signed for a job; if that was done before with other bytes, neither counts as known.
+
+        A batch that is sent again after a lost answer has sealed values anew, and the store may hold the first.
+        """
         digest = hashlib.sha256(envelope).digest()
         with self._lock:
-            self._known[job_id] = digest
+            self._known[job_id] = digest if self._known.get(job_id, digest) == digest else b""
             if len(self._known) > self._most:
                 del self._known[next(iter(self._known))]
+
+    def of(self, job_id: str) -> str | None:
+        """Return the hash of a job's envelope in hex, None if it is not remembered."""
+        with self._lock:
+            return self._known.get(job_id, b"").hex() or None
 
     def tied(self, job: JobSpec) -> JobSpec:
         """Return the job with the hashes of those that it waits for, as far as they are known."""

@@ -149,6 +149,12 @@ class Waiter:
                 f"the store shows job {self._job_id} as {_text(found, 'rf_state')}, but no node that may serve it"
                 " signed that: see `ringfence nodes`, and `ringfence keys show` for the fleet key of this home"
             )
+        digest = self._client.digests.of(self._job_id)
+        if digest is not None and not trust.is_end_of(outcome, digest):
+            raise UnverifiedResultError(
+                f"the signed end of job {self._job_id} is that of another job under its id: somebody signed two; find "
+                "out with which key, and enqueue this one anew"
+            )
         if outcome.result_sha256 is None:
             return End(outcome, None)
         stored = _decoded(last.fields.get("return_value", b"")) if last else b""

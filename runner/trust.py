@@ -32,7 +32,7 @@ from runner.wire.receipt import Outcome
 from runner.wire.spec import NEEDS_BROKER
 from runner.wire.states import END_STATES, State
 
-__all__ = ["RIGHTS", "Trust", "load", "pack_card", "read_card", "save", "serves", "signed_outcome"]
+__all__ = ["RIGHTS", "Trust", "is_end_of", "load", "pack_card", "read_card", "save", "serves", "signed_outcome"]
 
 RIGHTS: Final = ("enqueue", "kill", "operate")
 MAX_TRUST_BYTES: Final = 1024 * 1024
@@ -151,6 +151,15 @@ def signed_outcome(cards: Iterable[NodeCard], job_id: str, lane: str, data: byte
             told = (outcome is not None and outcome.state == State.LOST) or serves(card, tenant, lane)
             return outcome if told else None
     return None
+
+
+def is_end_of(outcome: Outcome, envelope_sha256: str) -> bool:
+    """Return whether a signed end is that of the envelope with this hash, and not of another one under the same id.
+
+    An end that came before a node had verified an envelope names none; a finished job's always does.
+    """
+    named = outcome.envelope_sha256
+    return named == envelope_sha256 or (named is None and outcome.state != State.FINISHED)
 
 
 def _outcome(job_id: str, card: NodeCard, data: bytes) -> Outcome | None:

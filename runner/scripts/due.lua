@@ -87,9 +87,9 @@ local function due_ticks()
 end
 local ticks = leads == 1 and due_ticks() or {}
 
--- Lanes that nobody uses any more are forgotten, some at each look of the leader that moves nothing: every agent asks for
--- all of them. What can't be read keeps its lane.
-local LANES_A_LOOK, MAX_DOOMED = 100, 512
+-- Lanes that nobody uses any more are forgotten, some each second by the leader: every agent asks for all of them. What
+-- can't be read keeps its lane.
+local LANES_A_LOOK, LANES_EVERY_MS, MAX_DOOMED = 100, 1000, 512
 
 local function in_use(lane)
   for _, kind in ipairs({'queue', 'wip', 'scheduled', 'deferred'}) do
@@ -120,7 +120,11 @@ end
 local function forget_lanes()
   local size = pcall_('SCARD', RF .. 'lanes')
   local over = wrong(size) and 0 or size - doc.keep
-  local doomed = over > 0 and doomed_lanes()
+  if over <= 0 then return end
+  local last = whole(call('HGET', KEYS[3], 'lanes') or nil) or 0
+  if last <= NOW_MS and last > NOW_MS - LANES_EVERY_MS then return end
+  call('HSET', KEYS[3], 'lanes', string.format('%d', NOW_MS))
+  local doomed = doomed_lanes()
   if not doomed then return end
   for _, lane in ipairs(call('SRANDMEMBER', RF .. 'lanes', LANES_A_LOOK)) do
     if over > 0 and not doomed[lane] and not in_use(lane) then
@@ -129,7 +133,7 @@ local function forget_lanes()
     end
   end
 end
-if leads == 1 and moved == 0 and doc.keep then forget_lanes() end
+if leads == 1 and doc.keep then forget_lanes() end
 
 local wait = -1
 local function consider(key)

@@ -267,6 +267,7 @@ local function to_scheduled(id, key, lane, due_ms)
   call('HDEL', key, 'rf_claim')
   put('ZADD', RQ .. 'scheduled:' .. lane, string.format('%d', math.floor(due_ms / 1000)), id)
   put('ZADD', RF .. 'due', due, id)
+  name_lane(lane)
   if due_ms - NOW_MS < DUE_LOOK_MS then wake('-due') end
 end
 

@@ -71,9 +71,10 @@ class RetryRule:
 class After:
     """Jobs of the same tenant that must have ended first.
 
-    If one of them did not finish, this job is refused, or with ``failed`` = run it runs all the same. ``envelopes``: for
-    each of them the SHA-256 of its signed envelope in hex, or an empty text where the client did not know it; clients
-    choose job ids, so an id alone does not say whose job is meant.
+    If one of them did not finish, this job is refused, or with ``failed`` = run it runs all the same.
+
+    ``envelopes``: the SHA-256 of each one's signed envelope in hex, or an empty text where the client did not know it;
+    clients choose job ids, so an id alone does not say whose job is meant.
     """
 
     jobs: tuple[str, ...]

@@ -5,13 +5,13 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     key                      type    life                        written by
     rf:seq                   string  the fleet's                 enqueue.lua (the order of all jobs, cutoffs)
     rf:wake:<lane>           list    60 s, at most 64 items      enqueue.lua, turn.lua, recover.lua
-    rf:lanes                 set     an hour empty, beyond 256   enqueue.lua, moves into a lane; due.lua forgets; max 10,000
+    rf:lanes                 set     an hour empty, beyond 256   enqueue.lua (max 10,000), moves into lanes, due.lua
     rf:clock                 string  the fleet's                 lease scripts; newest Redis TIME seen, ms
     rf:horizon               string  not_after + 7 d             enqueue.lua; latest not_after beyond the usual 7 d, ms
     rf:due                   zset    owner: scheduled jobs       prelude.lua (to_scheduled), due.lua; job, score: due ms
     rf:schedules:<tenant>    hash    owner: the tenant           schedule.lua; name -> "PAUSED SIG SCHEDULE"
     rf:ticks                 zset    owner: schedules            schedule, enqueue; TENANT/NAME, score: next due ms
-    rf:leader                hash    the fleet's                 due.lua; member, until (ms), token: who keeps the time
+    rf:leader                hash    the fleet's                 due.lua; member, until (ms), token, lanes (ms)
     rf:leases                zset    owner: boots                lease scripts; member NODE/BOOT, score ms
     rf:claims:<node>/<boot>  hash    owner: the lease            turn, sweep, recover; job -> fence (prelude.lua, hold)
     rf:nodes                 hash    owner: nodes                register.lua, lease.lua; node -> record JSON

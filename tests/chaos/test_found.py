@@ -9,12 +9,20 @@ from typing import cast
 import pytest
 
 from node_agent.containment.errors import SpawnError
+from node_agent.containment.plan import Verdict
 from node_agent.dispatch import Dispatcher
-from node_agent.run import Run
+from node_agent.endings import Evidence, finish_of
+from node_agent.lifecycle import Ending
+from node_agent.records import Notary
+from node_agent.run import KillOrder, Proof, Run
 from node_agent.spread import spread
 from node_agent.supervisor import Supervisor, Tools
 from node_agent.turns import Claim, Finish
 from runner.wire import ids
+from runner.wire.flow import RetryRule
+from runner.wire.receipt import Receipt
+from runner.wire.states import FailReason, State
+from tests.agent import build
 
 LAPSED = -1
 
@@ -31,6 +39,31 @@ def test_a_claim_whose_lease_is_over_before_its_start_is_given_back(at_claim: in
         return supervisor._unbuilt(Claim(job, 1, "agents", slot=0), run, SpawnError("the lease has run out"))
 
     assert asyncio.run(scene()).kind == "release"
+
+
+@pytest.mark.parametrize(("retries", "state"), [(2, State.KILLED), (0, State.FAILED)])
+def test_a_kill_beside_an_attempts_own_end_wins_over_its_retry(retries: int, state: State) -> None:
+    """The job was killed, not failed, where it would have run again; where it would not, its own end stands."""
+    spec = build.job(retry=RetryRule(retries))
+    key = build.signer()
+    failed, evidence = Ending(State.FAILED, FailReason.EXIT, 1), Evidence(Verdict("exit", code=1))
+
+    async def scene() -> tuple[Finish, Receipt]:
+        notary = Notary(key, "n", "b" * 12, "B")
+        supervisor = Supervisor(cast("Tools", SimpleNamespace(notary=notary)), cast("Dispatcher", None))
+        run = Run(spec.id, 1, 0, 1, spec=spec, started_at_ms=1)
+        run.settle(Proof(failed, evidence.verdict, 1))
+        order = KillOrder("c", 1)
+        run.kill(order)
+        finish = finish_of(
+            Claim(spec.id, 1, "agents", slot=0), run, supervisor._overruled(run, failed, evidence), notary, evidence
+        )
+        run.acknowledged.set_result(True)
+        return finish, notary.receipt(run, order, await run.answerable())
+
+    finish, receipt = asyncio.run(scene())
+    assert (finish.kind, finish.state) == ("end", state)
+    assert (receipt.outcome, receipt.state) == (("killed" if state is State.KILLED else "already_ended"), state)
 
 
 def test_agents_that_lost_the_store_together_ask_again_at_different_times() -> None:

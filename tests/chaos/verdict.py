@@ -101,7 +101,7 @@ def complaints(crop: Crop, events: dict[str, list[Told]], lines: Sequence[Line],
         state, reason, attempt, outcome = ((value or b"").decode() for value in row)
         wrong = [
             *_ended(planned, events[job], state, int(attempt or 0)),
-            *_order(events[job]),
+            *_order(events[job], planned.spec.retry.count),
             *_runs(planned, events[job], runs[job], state),
         ]
         history = [f"{one.kind[4:]}{one.attempt}" for one in events[job]]
@@ -133,9 +133,9 @@ def _ended(planned: Planned, its: Sequence[Told], state: str, attempt: int) -> I
         yield f"finished in attempt {attempt}, but {planned.fails} attempts fail"
 
 
-def _order(its: Sequence[Told]) -> Iterable[str]:
+def _order(its: Sequence[Told], retries: int = 0) -> Iterable[str]:
     """The events of one job, as the store wrote them, are those of one life."""
-    yield from _after_last_words(its)
+    yield from _after_last_words(its, retries)
     attempt, marked, retried = 0, False, True
     for one in its:
         if one.kind == "job.claimed":
@@ -152,7 +152,7 @@ def _order(its: Sequence[Told]) -> Iterable[str]:
             retried = True
 
 
-def _after_last_words(its: Sequence[Told]) -> Iterable[str]:
+def _after_last_words(its: Sequence[Told], retries: int) -> Iterable[str]:
     """Nothing follows an end, and nothing but the end follows a kill."""
     kill = ended = False
     for one in its:
@@ -164,6 +164,8 @@ def _after_last_words(its: Sequence[Told]) -> Iterable[str]:
         ended |= one.kind == "job.ended"
         # Who takes over a job from a lost node has its loss signed already when a kill comes only then.
         lost = one.kind == "job.ended" and one.detail.get("state") == "lost"
+        if kill and one.kind == "job.ended" and one.detail.get("state") == "failed" and one.attempt <= retries:
+            yield "failed instead of killed, although it would have run again"
         if kill and lost and one.detail.get("reason") not in {NODE_LOST, POISON}:
             yield "lost although a kill had been accepted"
 

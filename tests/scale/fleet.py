@@ -173,19 +173,19 @@ class Fleet:
         notes = [self.work / "journal", *([] if self.journal is None else [self.journal])]
         text = "".join(note.read_text() for note in notes if note.exists())
         found: list[Line] = []
-        last: dict[tuple[str, int], Line] = {}
+        last: dict[tuple[str, int, str], Line] = {}
         for kind, job, attempt, agent, at_ns, how in (line.split(" ") for line in text.splitlines()):
             line = Line(kind == "S", job, int(attempt), agent, int(at_ns), how)
-            last[line.job, line.attempt] = line
+            last[line.job, line.attempt, agent] = line
             if kind != "B":
                 found.append(line)
                 if kind == "E":
-                    del last[line.job, line.attempt]
+                    del last[line.job, line.attempt, agent]
         # A job in a real sandbox can't note its own violent end, which came soon after its last word.
         found += [
             replace(line, begins=False, at_ns=line.at_ns + 1, how="killed")
             for line in last.values()
-            if line.agent == "sandbox"
+            if line.agent.startswith("sandbox.")
         ]
         return sorted(found, key=lambda line: line.at_ns)
 

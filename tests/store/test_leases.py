@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from node_agent.rq_store import SHOWN
 from node_agent.turns import Start
 from runner.wire.states import State
 from tests.store.desk import LEASE_MS, MARGIN_MS, Agent, Desk
@@ -57,6 +58,16 @@ def test_new_lanes_are_shown(agent: Agent, desk: Desk) -> None:
     assert desk.redis.hget("rq:worker:n1.b00t01.0", "queues") == b"agents@gpu=yes,misc"
     assert desk.redis.scard("rq:workers:misc") == 2
     assert desk.redis.exists("rq:workers:agents") == 0
+
+
+def test_very_many_lanes_are_not_all_shown(agent: Agent, desk: Desk) -> None:
+    """Each is written for each slot while the whole store waits, and any client may make more of them."""
+    many = tuple(f"q{number:05}" for number in range(3 * SHOWN))
+    agent.run(agent.store.renew(agent.record, LEASE_MS, many))
+    assert len(desk.redis.keys("rq:workers:*")) == SHOWN
+    assert desk.redis.scard(f"rq:workers:{many[SHOWN - 1]}") == 2
+    agent.run(agent.store.renew(agent.record, LEASE_MS, ("agents",)))
+    assert desk.redis.keys("rq:workers:*") == [b"rq:workers:agents"]
 
 
 def test_lapsed_workers_come_back_whole(agent: Agent, desk: Desk) -> None:

@@ -15,7 +15,8 @@ app = App()
 def work(hold_ms: int = 0, fails: int = 0, says: str = "", journal: str = "") -> int:
     """Take so long, and fail in the first ``fails`` attempts; ``journal``: where begin and end are noted."""
     fd = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666) if journal else -1
-    _note(fd, f"S {current_job.id} {current_job.attempt} sandbox {time.monotonic_ns()} -\n")
+    own = f"sandbox.{os.urandom(4).hex()}"
+    _note(fd, f"S {current_job.id} {current_job.attempt} {own} {time.monotonic_ns()} -\n")
     if says:
         os.write(1, says.encode())
     nobody = threading.Event()
@@ -23,8 +24,8 @@ def work(hold_ms: int = 0, fails: int = 0, says: str = "", journal: str = "") ->
     while (left_s := until - time.monotonic()) > 0:
         nobody.wait(min(0.02, left_s))
         # Should this be the last line, the end came soon after it.
-        _note(fd, f"B {current_job.id} {current_job.attempt} sandbox {time.monotonic_ns()} -\n")
-    _note(fd, f"E {current_job.id} {current_job.attempt} sandbox {time.monotonic_ns()} done\n")
+        _note(fd, f"B {current_job.id} {current_job.attempt} {own} {time.monotonic_ns()} -\n")
+    _note(fd, f"E {current_job.id} {current_job.attempt} {own} {time.monotonic_ns()} done\n")
     if current_job.attempt <= fails:
         raise OSError("on purpose")
     return current_job.attempt
