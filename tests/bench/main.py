@@ -101,7 +101,7 @@ def _contenders(stack: ExitStack) -> dict[str, AbstractContextManager[Side]]:
     if os.geteuid() == 0:
         found[ORDINARY] = sides.running(["ringfence", "8"], user=sides.ORDINARY_UID)
     if (python := sides.celery_python()) is not None:
-        store = stack.enter_context(stores.running())
+        store = stack.enter_context(stores.running(stores.DURABLE))
         found[CELERY] = sides.running(["celery", str(store.socket)], python=python)
     return found
 

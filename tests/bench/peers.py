@@ -173,7 +173,7 @@ def ringfence() -> Iterator[Side]:
 def rq() -> Iterator[Side]:
     """Stock `rq worker-pool -n 2`, a process per job, without isolation or signatures."""
     program = str(Path(sys.executable).with_name("rq"))
-    with stores.running(("--appendonly", "yes")) as store, store.client() as client:
+    with stores.running(stores.DURABLE) as store, store.client() as client:
         queue = Queue(connection=client)
         words = [program, "worker-pool", "-n", "2", "-u", store.url, "-q", "--path", str(HERE.parent.parent)]
         with worker(words, {}) as pid:
@@ -210,7 +210,7 @@ def dramatiq(python: str) -> Iterator[Side]:
 @contextmanager
 def foreign(name: str, python: str, words: list[str], results: re.Pattern[bytes]) -> Iterator[Side]:
     """A worker and a client of another environment; ``results``: how the keys of results begin."""
-    with stores.running(("--appendonly", "yes")) as store, store.client() as client:
+    with stores.running(stores.DURABLE) as store, store.client() as client:
         env = {"PEERS_SOCKET": str(store.socket), "PEERS_SIDE": name}
         with worker(words, env) as pid, asked([python, str(SIDE)], env) as one_by_one:
 

@@ -46,9 +46,9 @@ class Side:
 
 @contextmanager
 def running(kind: str) -> Iterator[Side]:
-    """Yield a pool of two workers; ``kind``: Worker or SimpleWorker."""
+    """Yield a pool of two workers, its store as durable as ours; ``kind``: Worker or SimpleWorker."""
     rq = str(Path(sys.executable).with_name("rq"))
-    with stores.running() as store, store.client() as client:
+    with stores.running(stores.DURABLE) as store, store.client() as client:
         words = [rq, "worker-pool", "-n", "2", "-u", store.url, "-q", "-w", f"rq.worker.{kind}", "--path", str(ROOT)]
         with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as pool:
             try:

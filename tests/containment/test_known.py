@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import re
 import signal
@@ -127,13 +128,22 @@ def test_a_message_is_one_form() -> None:
 
 def test_children_are_told_without_waiting() -> None:
     """Their status and what they used; 0 while all live, and -1 when there is none."""
-    reaper, children = Reaper(), [os.fork() for _ in range(1)]
-    if not children[0]:
+    # In a process that has no other children; those of this one are not its to reap.
+    tested = multiprocessing.get_context("fork").Process(target=_reap_one)
+    tested.start()
+    tested.join()
+    assert tested.exitcode == 0
+    tested.close()
+
+
+def _reap_one() -> None:
+    reaper, child = Reaper(), os.fork()
+    if not child:
         signal.pause()
     assert reaper.reap() == 0
-    os.kill(children[0], 9)
-    os.waitid(os.P_PID, children[0], os.WEXITED | os.WNOWAIT)
-    assert reaper.reap() == children[0]
+    os.kill(child, 9)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert reaper.reap() == child
     status, cpu_us, size = reaper.told()
     assert (os.WTERMSIG(status), cpu_us >= 0, size > 1 << 20) == (9, True, True)
     assert reaper.reap() == -1

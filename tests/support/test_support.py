@@ -20,7 +20,7 @@ from tests.support.valkey import Valkey, running
 from tests.support.wait import await_until, wait_until
 
 TAG = "no-such-node"
-LONGEST_LOOK_S = 0.005
+LONGEST_LOOK_S = 0.008
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def test_what_goes_away_in_time_is_no_leak() -> None:
 
 @pytest.mark.alone
 def test_looking_is_cheap() -> None:
-    """The checks cost a test less than 5 ms."""
+    """The checks, one look before and one after, cost a test less than 8 ms."""
     spent_s = []
     for _ in range(5):
         begin = time.perf_counter()

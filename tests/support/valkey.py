@@ -16,9 +16,11 @@ import redis
 from tests.support import scratch
 from tests.support.wait import wait_until
 
-__all__ = ["Valkey", "binary", "running"]
+__all__ = ["DURABLE", "Valkey", "binary", "running"]
 
 STOP_TIMEOUT_S = 5.0
+#: Options for a server that keeps what `up`'s own keeps: a log of its writes, synced every second.
+DURABLE = ("--appendonly", "yes", "--appendfsync", "everysec")
 
 # Asks the kernel to kill the server together with the process that started it, then becomes the server.
 # The second look at the parent closes the race with a parent that died before the request.
