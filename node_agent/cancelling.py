@@ -16,7 +16,7 @@ __all__ = ["end_all"]
 _AGAIN_S: Final = 0.1
 
 
-async def end_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def end_all(tasks: Iterable[asyncio.Task[object]]) -> None:
     """Cancel the tasks until each has ended; what they raised is dropped."""
     every = tuple(tasks)
     left = {task for task in every if not task.done()}

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from node_agent.admission import Rules
+from node_agent.cancelling import end_all
 from node_agent.deciding import Decider
 from node_agent.errors import StoreAwayError
 from node_agent.lanes import Lanes
@@ -134,10 +135,7 @@ class Control:
 
     async def close(self) -> None:
         """Give up what is under way; only when the boot is over. Idempotent."""
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks)
 
     async def _join(self) -> None:
         for stream in self._streams():

@@ -21,6 +21,7 @@ from typing import Final
 
 from broker.egress.orders import MAX_RECORD_BYTES, dump_authority, dump_rules
 from broker.egress.rules import Rules
+from node_agent.cancelling import end_all
 from node_agent.errors import EgressAwayError, EgressMissingError, EgressRefusedError, NodeError
 from node_agent.keyline import KeyLine
 from node_agent.reach import rules_of
@@ -159,10 +160,7 @@ class Egress:
     async def stop(self) -> None:
         """Close every door and the line; whoever still asks gets EgressAwayError. Idempotent."""
         self._stopped = True
-        for task in (self._greeting, self._restoring):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await end_all(task for task in (self._greeting, self._restoring) if task is not None)
         for door in tuple(self._doors.values()):
             door.close()
         if self._link is not None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
+from node_agent.cancelling import end_all
 from node_agent.errors import SetupError
 from runner.wire import codec
 from runner.wire.errors import WireError
@@ -59,9 +60,7 @@ class LocalSocket:
         if self._listener is None:
             return
         asyncio.get_running_loop().remove_reader(self._listener)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         self._listener.close()
         self._listener = None
         with contextlib.suppress(FileNotFoundError):

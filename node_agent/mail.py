@@ -16,6 +16,7 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from node_agent.cancelling import end_all
 from node_agent.errors import StoreAwayError
 from node_agent.output import Chunk
 from node_agent.records import Notary, Signed
@@ -142,10 +143,7 @@ class Mail:
 
     async def close(self) -> None:
         """Give up what is under way; only when the boot is over. Idempotent."""
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks)
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until what is queued now was sent, at most ``timeout_s``."""

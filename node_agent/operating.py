@@ -20,6 +20,7 @@ from typing import Final, Literal, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from node_agent.cancelling import end_all
 from node_agent.dispatch import Dispatcher
 from node_agent.errors import StoreAwayError
 from node_agent.lanes import Lanes
@@ -115,8 +116,7 @@ class Operator:
     async def close(self) -> None:
         """Look after no drain any more. Idempotent."""
         if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+            await end_all((self._watch,))
 
     def _refusal(self, command: Command, key: TrustedKey) -> str:
         if "*" not in key.tenants:

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from node_agent import endings, lifecycle, sandbox, stage
 from node_agent.admission import Admitted, Denial
+from node_agent.cancelling import end_all
 from node_agent.containment.errors import ContainmentError, CrowdedError, SpawnError
 from node_agent.containment.lower.slots import LowSlot
 from node_agent.containment.plan import Plan, Profile, Verdict
@@ -63,10 +64,7 @@ class Supervisor(Runs):
 
     async def close(self) -> None:
         """Give up what still waits for the store; only when the boot is over. Idempotent."""
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks)
         self._pipes.close()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -11,11 +11,11 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from broker.client import CONTROL, BrokerAway, BrokerClient, LeaseAsk, LeaseRefused, SecretAsk
+from node_agent.cancelling import end_all
 from node_agent.containment.attempts import Attempt
 from node_agent.errors import NodeError
 from node_agent.leaks import Alarm, Leak
@@ -233,9 +233,7 @@ class VaultDesk:
     async def stop(self) -> None:
         """End all leases. Idempotent."""
         if self._looking is not None:
-            self._looking.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._looking
+            await end_all((self._looking,))
         await self._client.stop()
 
     def lost(self) -> None:
