@@ -31,7 +31,7 @@ MARK_S: Final = 0.02
 #: While more than CROWD other attempts run, turns follow each other at this distance, in seconds: the cores have work,
 #: and one turn for several ends costs less than one each. A lone end, or one that somebody waits for, goes at once.
 COMPANY_S: Final = 0.02
-CROWD: Final = os.cpu_count() or 1
+CROWD: Final = 1 + (os.cpu_count() or 1)
 #: How often new lanes are looked for while the known ones hold work, in seconds.
 LOOK_S: Final = 1.0
 
