@@ -57,6 +57,8 @@ __all__ = ["Session"]
 log = logging.getLogger(__name__)
 
 _STOP_S: Final = 10.0
+#: How long a store that hangs may hold up the last word: without it the lease lapses by itself.
+_GOODBYE_S: Final = 2.0
 #: How often lapsed leases of others are looked for, in heartbeats.
 _RECOVERY_BEATS: Final = 0.1
 
@@ -264,7 +266,8 @@ class Session:
         await self._local.stop()
         if not self._lost.is_set():
             with contextlib.suppress(Exception):
-                await self._store.on(self._clients[4]).unregister()
+                async with asyncio.timeout(_GOODBYE_S):
+                    await self._store.on(self._clients[4]).unregister()
 
     def _tell_denied(self, denied: Denied) -> None:
         """A job asked for a destination that it was not given. The egress process tells few of these an attempt."""
