@@ -288,17 +288,18 @@ class Control:
         await self._store.read_cutoffs({run.spec.tenant for run in self._supervisor.runs() if run.spec is not None})
         hit = [run for run in self._supervisor.runs() if self._hits(run, command, key)]
         ending = asyncio.gather(self._end(hit, _order(command)))
-        count = len(hit)
+        # By job: one that was given back to its lane while it was hit is swept there again, and has one receipt.
+        jobs = {run.job_id for run in hit}
         while True:
             served = await self._served()
             buried = await self._store.sweep(lanes=served, serves=served)
             for dead in buried:
                 self._supervisor.bury(dead)
-            count += len(buried)
+            jobs.update(dead.claim.job for dead in buried)
             if not buried and self._store.swept:
                 break
         await ending
-        self._mail.done(command.id, count)
+        self._mail.done(command.id, len(jobs))
 
     async def _served(self) -> tuple[str, ...]:
         """Every lane whose jobs this node may sign for, those that came up just now included."""
