@@ -265,7 +265,8 @@ async def wake_loop(wait: Callable[[bool], Awaitable[None]], dispatcher: Dispatc
     while True:
         # While the lanes are known to hold work, each turn looks anyway: no wake-up has to be fetched for it.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(dispatcher.dry.wait(), LOOK_S)
+            async with asyncio.timeout(LOOK_S):
+                await dispatcher.dry.wait()
         try:
             await wait(dispatcher.dry.is_set())
         except StoreAwayError:
