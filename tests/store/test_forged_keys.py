@@ -202,8 +202,9 @@ def test_attack_20_forged_ticks_hold_up_nobody(valkey: Valkey, desk: Desk) -> No
     """More spoilt ticks, records and tenants than one look takes are due before it: a genuine schedule comes."""
     key = signer()
     now_ms = int(time.time() * 1000)
-    what = schedule("tick", every_ms=60_000)
-    due_ms = schedules.next_due(what, now_ms - 61_000) or 0
+    # By the hour: another time of it comes due meanwhile in a few of ten thousand runs.
+    what = schedule("tick", every_ms=3_600_000)
+    due_ms = schedules.next_due(what, now_ms - 3_600_000) or 0
     put(desk, key, schedule("half", start_ms=now_ms + 3_600_000), 1)
     desk.redis.hset(KEYS.schedules("main"), "junk", '0 sig {"a":1}')
     desk.redis.set(KEYS.schedules("other"), "spoilt")
