@@ -202,7 +202,9 @@ class BrokerClient:
         held = self._held.get(attempt)
         if held is None:
             raise LeaseRefused(f"{attempt} has no lease")
-        held.service = os.dup(listener)
+        old, held.service = held.service, os.dup(listener)
+        if old is not None:
+            os.close(old)
         await self._order(_service_order(attempt), (held.service,))
 
     async def clean(self, attempt: str, source: int, target: int) -> dict[str, bool]:

@@ -25,7 +25,7 @@ from node_agent.dispatch import Dispatcher
 from node_agent.errors import StoreAwayError
 from node_agent.lanes import Lanes
 from node_agent.mail import Mail
-from node_agent.records import Notary, iso
+from node_agent.records import Notary
 from node_agent.run import Run, now_ms
 from node_agent.runs import Runs
 from node_agent.sequences import Sequences
@@ -37,6 +37,7 @@ from runner.wire.errors import WireError
 from runner.wire.event import EventType
 from runner.wire.keys import Keys
 from runner.wire.receipt import NodeReceipt
+from runner.wire.times import iso
 
 __all__ = ["Operator"]
 

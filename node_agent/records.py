@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Final
 
 from node_agent.run import KillOrder, Proof, Run, now_ms
@@ -19,8 +18,9 @@ from runner.wire import ids, record
 from runner.wire.envelope import Domain
 from runner.wire.event import Event, EventType
 from runner.wire.receipt import Outcome, PauseReceipt, Receipt
+from runner.wire.times import iso
 
-__all__ = ["Late", "Notary", "Noted", "Signed", "iso"]
+__all__ = ["Late", "Notary", "Noted", "Signed"]
 
 #: Most records of a turn under one signature: each doubling makes every signature text 43 characters longer.
 PAGE_RECORDS: Final = 8
@@ -212,8 +212,3 @@ class Notary:
     def _signed(self, receipt: Receipt) -> Receipt:
         _, signature = signing.signed_receipt(self.signer, receipt)
         return dataclasses.replace(receipt, signer=self.signer.key_id, signature=signature)
-
-
-def iso(stamp_ms: int) -> str:
-    """Return Unix milliseconds as ISO 8601 UTC."""
-    return datetime.fromtimestamp(stamp_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

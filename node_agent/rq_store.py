@@ -18,13 +18,14 @@ from importlib.metadata import version
 from typing import Final, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError
 
 from node_agent import turn_codec
 from node_agent.cutoffs import Cutoffs
-from node_agent.errors import InvariantError, StoreAwayError
+from node_agent.errors import StoreAwayError
 from node_agent.line import Line
 from node_agent.output import Chunk
+from node_agent.storelink import answered
 from node_agent.turns import Claim, Cutoff, Dead, KillWord, Orphan, Registration, Turn, TurnReply
 from runner.scripts import loader, payload
 from runner.wire.keys import Keys
@@ -155,7 +156,7 @@ class Store:
 
     async def publish_card(self, card: bytes) -> None:
         """Show the node's card, signed by the fleet key, to those who check this node's signatures."""
-        await _answer(self._client.hset(self._keys.cards(), self._node, card))
+        await answered(self._client.hset(self._keys.cards(), self._node, card))
 
     async def unregister(self) -> int:
         """Leave: workers, lease and record go. Returns how many jobs are still held; then the lease stays."""
@@ -245,7 +246,7 @@ class Store:
         pipe.get(self._keys.seq())
         for name in names:
             pipe.hgetall(self._keys.cutoffs(name or None))
-        counter, *tables = cast("list[object]", await _answer(pipe.execute()))
+        counter, *tables = cast("list[object]", await answered(pipe.execute()))
         self._start.cutoffs.seen(int(cast("bytes", counter) or b"0"))
         for name, found in zip(names, tables, strict=True):
             table = {key.decode("utf-8", "replace"): value for key, value in cast("dict[bytes, bytes]", found).items()}
@@ -317,32 +318,32 @@ class Store:
 
     async def held(self) -> tuple[Claim, ...]:
         """Return the fences of every claim that the store keeps for this agent start (without payloads)."""
-        found = await _answer(self._client.hgetall(self._keys.claims(self._node, self._boot)))
+        found = await answered(self._client.hgetall(self._keys.claims(self._node, self._boot)))
         entries = cast("dict[bytes, bytes]", found).items()
         claims = (turn_codec.claim_of(job.decode("utf-8", "replace"), value) for job, value in entries)
         return tuple(claim for claim in claims if claim is not None)
 
     async def holds(self, job: str) -> bool:
         """Return whether the store keeps a claim of this agent start on the job."""
-        return bool(await _answer(self._client.hexists(self._keys.claims(self._node, self._boot), job)))
+        return bool(await answered(self._client.hexists(self._keys.claims(self._node, self._boot), job)))
 
     async def state_of(self, job: str) -> tuple[str | None, int]:
         """Return the stored state (None: no such job) and number of the last attempt; hints, unsigned."""
-        found = await _answer(self._client.hmget(self._keys.job(job), ["rf_state", "rf_attempt"]))
+        found = await answered(self._client.hmget(self._keys.job(job), ["rf_state", "rf_attempt"]))
         state, attempt = cast("list[bytes | None]", found)
         number = int(attempt) if attempt is not None and attempt.isdigit() else 0
         return (None if state is None else state.decode("utf-8", "replace")), number
 
     async def lanes(self) -> tuple[str, ...]:
         """Return every lane that is not forgotten, in order."""
-        found = cast("set[bytes]", await _answer(self._client.smembers(self._keys.lanes())))
+        found = cast("set[bytes]", await answered(self._client.smembers(self._keys.lanes())))
         self._start.known = len(found)
         return tuple(sorted(name.decode("utf-8", "replace") for name in found))
 
     async def wait(self, lanes: Sequence[str], timeout_s: float = 1.0) -> str | None:
         """Wait until a lane gets work: its name, or None after ``timeout_s``. Blocks: use a connection of its own."""
         keys = [self._keys.wake(lane) for lane in lanes] or [self._keys.wake("")]
-        found = cast("list[bytes] | None", await _answer(self._client.blpop(keys, timeout=timeout_s)))
+        found = cast("list[bytes] | None", await answered(self._client.blpop(keys, timeout=timeout_s)))
         return None if found is None else found[0].decode("utf-8", "replace").removeprefix(self._keys.wake(""))
 
     def _workers(self, slots: int) -> list[str]:
@@ -379,18 +380,8 @@ class Store:
         return await send(["EVAL", script.text, *words])
 
     async def _send(self, words: Sequence[bytes | str]) -> object:
-        return await _answer(self._client.execute_command(*words))  # type: ignore[no-untyped-call]  # untyped in redis
+        return await answered(self._client.execute_command(*words))  # type: ignore[no-untyped-call]  # untyped in redis
 
 
 def _served(lanes: Sequence[str] | None) -> dict[str, list[str]]:
     return {} if lanes is None else {"serves": list(lanes)}
-
-
-async def _answer(call: object) -> object:
-    """Await a call of redis-py, whose types name both its clients. Raises StoreAwayError."""
-    if not isinstance(call, Awaitable):
-        raise InvariantError("the store needs redis.asyncio")
-    try:
-        return await call
-    except RedisError as error:
-        raise StoreAwayError(f"{type(error).__name__}: {error}") from error

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from node_agent.run import KillOrder, Run, now_ms
+from node_agent.spread import spread
 from runner.wire import codec
 from runner.wire.errors import WireError
 from runner.wire.keys import Keys
@@ -49,7 +50,7 @@ class RqStop:
                             self._obey(message.get("data"))
             except RedisError as error:
                 log.warning("RQ's commands are not heard, the store is away", extra={"error": str(error)})
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(spread(_AGAIN_S))
 
     def _obey(self, data: object) -> None:
         try:

@@ -7,14 +7,15 @@ schedule, so that no second scheduler can enqueue it again. Every method raises 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from node_agent.errors import InvariantError, StoreAwayError
+from node_agent.storelink import answered
 from runner.scripts import loader, payload, rows
 from runner.wire.keys import Keys
 from runner.wire.spec import JobSpec
@@ -117,7 +118,7 @@ class TimeStore:
         """Return what is stored of a schedule that is due; None if it is gone."""
         key = self._keys.schedules(tick.tenant)
         try:
-            found = cast("bytes | None", await _answer(self._client.hget(key, tick.name)))
+            found = cast("bytes | None", await answered(self._client.hget(key, tick.name)))
         except StoreAwayError as error:
             if not (isinstance(error.__cause__, ResponseError) and "WRONGTYPE" in str(error.__cause__)):
                 raise
@@ -156,7 +157,7 @@ class TimeStore:
 
     async def woken(self, timeout_s: float) -> bool:
         """Wait until a job is put off for less than the usual look; False after ``timeout_s``. Blocks a connection."""
-        return await _answer(self._client.blpop([self._keys.wake("-due")], timeout=timeout_s)) is not None
+        return await answered(self._client.blpop([self._keys.wake("-due")], timeout=timeout_s)) is not None
 
     def _tick(self, tick: Tick, next_ms: int | None, token: int) -> dict[str, object]:
         return {"member": tick.member, "due": tick.due_ms, "next": next_ms or 0, "token": token}
@@ -166,21 +167,11 @@ class TimeStore:
         head = {"rq": self._keys.rq, "rf": self._keys.rf, "ttl": self._ttl_s}
         words = [*keys, json.dumps({**head, **document}, separators=(",", ":")), *blobs]
         try:
-            return await _answer(self._client.evalsha(script.sha, len(keys), *words))  # type: ignore[arg-type]  # redis-py types words as str, it sends bytes as they are
+            return await answered(self._client.evalsha(script.sha, len(keys), *words))  # type: ignore[arg-type]  # redis-py types words as str, it sends bytes as they are
         except StoreAwayError as error:
             if not isinstance(error.__cause__, NoScriptError):
                 raise
-        return await _answer(self._client.eval(script.text, len(keys), *words))  # type: ignore[arg-type]  # as above
-
-
-async def _answer(call: object) -> object:
-    """Await a call of redis-py, whose types name both its clients. Raises StoreAwayError."""
-    if not isinstance(call, Awaitable):
-        raise InvariantError("the scheduler needs redis.asyncio")
-    try:
-        return await call
-    except RedisError as error:
-        raise StoreAwayError(f"{type(error).__name__}: {error}") from error
+        return await answered(self._client.eval(script.text, len(keys), *words))  # type: ignore[arg-type]  # as above
 
 
 def _text(value: object) -> str:

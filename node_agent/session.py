@@ -34,7 +34,7 @@ from node_agent.localdesk import LocalDesk
 from node_agent.mail import Mail
 from node_agent.operating import Operator
 from node_agent.pausing import Pauser
-from node_agent.records import Notary, iso
+from node_agent.records import Notary
 from node_agent.rq_store import Store
 from node_agent.rqstop import RqStop
 from node_agent.run import now_ms
@@ -50,6 +50,7 @@ from node_agent.vaultnews import VaultNews
 from runner.wire import ids, record
 from runner.wire.event import EventType
 from runner.wire.keys import Keys
+from runner.wire.times import iso
 from runner.wire.view import NodeView
 
 __all__ = ["Session"]

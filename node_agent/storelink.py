@@ -1,22 +1,24 @@
-"""Port: redis. A daemon's connection to the store, by its URL: a socket, TCP, TLS, or Sentinel.
+"""Port: redis. A daemon's connection to the store, by its URL: a socket, TCP, TLS, or Sentinel; and its answers.
 
-Called by the agent and the scheduler. Must never repeat a call by itself: a repeated script call would hide an unknown
-answer. Never show a URL's password.
+Called by the agent, the scheduler and what each of them keeps in the store. Must never repeat a call by itself: a
+repeated script call would hide an unknown answer. Never show a URL's password.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any, Final, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 
-from node_agent.errors import SetupError
+from node_agent.errors import InvariantError, SetupError, StoreAwayError
 from runner.wire.storeurl import SentinelUrl, sentinel_of, shown_url
 
-__all__ = ["connect", "disconnect"]
+__all__ = ["answered", "connect", "disconnect"]
 
 _TIMEOUT_S: Final = 10.0
 
@@ -45,6 +47,16 @@ async def disconnect(client: Redis) -> None:
     guards = getattr(client.connection_pool, "sentinel_manager", None)
     for guard in guards.sentinels if guards is not None else ():
         await guard.aclose()
+
+
+async def answered(call: object) -> object:
+    """Await a call of redis-py, whose types name both its clients. Raises StoreAwayError."""
+    if not isinstance(call, Awaitable):
+        raise InvariantError("the store needs redis.asyncio")
+    try:
+        return await call
+    except RedisError as error:
+        raise StoreAwayError(f"{type(error).__name__}: {error}") from error
 
 
 def _by_sentinel(behind: SentinelUrl, bounds: dict[str, Any], options: dict[str, Any]) -> Redis:

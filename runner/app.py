@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from runner import context, request
-from runner.aio import apart, twin
+from runner.aio import apart, in_thread, twin
 from runner.errors import UsageError
 from runner.job import Job
 from runner.place import Place
@@ -327,7 +327,7 @@ class App:
 
     async def aevents(self, *, follow: bool = False, tenant: str | None = None) -> AsyncIterator[EventView]:
         """`events` without blocking the event loop."""
-        async for event in apart(self.events(follow=follow, tenant=tenant)):
+        async for event in apart(await in_thread(self.events, follow=follow, tenant=tenant)):
             yield event
 
     acommand = twin(command)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from runner.aio import apart, in_thread
+from runner.aio import apart, in_thread, twin
 from runner.place import Place
 from runner.wire import ids
 from runner.wire.receipt import Outcome, PauseReceipt, Receipt
@@ -146,19 +146,12 @@ class Job(Generic[R]):
         spec = repeating.repeat(self._client(), self.id, force=force)
         return Job(self._place, spec.id, spec, self._hints)
 
-    async def aretry(self, force: bool = False) -> Job[R]:
-        """`retry` without blocking the event loop."""
-        return await in_thread(self.retry, force)
-
-    async def adecide(
-        self, secret: str, approved: bool, attempt: int | None = None, reason: str = "", wait: float = 15.0
-    ) -> PauseReceipt:
-        """`decide` without blocking the event loop."""
-        return await in_thread(self.decide, secret, approved, attempt, reason, wait)
-
-    async def astatus(self) -> JobView:
-        """`status` without blocking the event loop."""
-        return await in_thread(self.status)
+    aretry = twin(retry)
+    adecide = twin(decide)
+    astatus = twin(status)
+    akill = twin(kill)
+    apause = twin(pause)
+    aresume = twin(resume)
 
     async def aresult(self, timeout: float | None = None, types: Iterable[type[object]] = ()) -> R:
         """`result` without blocking the event loop; may be cancelled."""
@@ -169,18 +162,6 @@ class Job(Generic[R]):
     async def aoutcome(self, timeout: float | None = None) -> Outcome:
         """`outcome` without blocking the event loop; may be cancelled."""
         return (await self._end(timeout)).outcome
-
-    async def akill(self, reason: str = "", grace: float = 0.0, force: bool = False, wait: float = 15.0) -> Receipt:
-        """`kill` without blocking the event loop."""
-        return await in_thread(self.kill, reason, grace, force, wait)
-
-    async def apause(self, reason: str = "", wait: float = 15.0) -> PauseReceipt:
-        """`pause` without blocking the event loop."""
-        return await in_thread(self.pause, reason, wait)
-
-    async def aresume(self, reason: str = "", wait: float = 15.0) -> PauseReceipt:
-        """`resume` without blocking the event loop."""
-        return await in_thread(self.resume, reason, wait)
 
     async def alogs(self, follow: bool = False) -> AsyncIterator[tuple[int, bytes]]:
         """`logs` without blocking the event loop."""

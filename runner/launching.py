@@ -38,7 +38,7 @@ def launch(place: Place, step: Step, options: JobOptions) -> Flow[Any]:
     def make(call: Signature[Any], args: tuple[object, ...], after: tuple[str, ...]) -> str:
         if call.options.get("group") is not None:
             raise UsageError("a flow is a group of its own: name it with apply_async(group=…), not a call of it")
-        named = cast("JobOptions", {**options, "group": name, "after": (*_own(call), *after)})
+        named = cast("JobOptions", {**options, "group": name, "after": (*request.named_after(call.options), *after)})
         spec = _spec_of(place, call, args, named)
         specs.append(spec)
         jobs[spec.id] = _handle(place, call, spec)
@@ -84,11 +84,6 @@ def _check(name: str, function: Callable[..., object], args: Iterable[object], k
         raise TaskNameError(f"{name} is in the program itself: move it to a module that nodes can import")
     # Looked at here, not when the task is made: workers make every task of a module and enqueue none.
     inspect.signature(function).bind(*args, **kwargs)
-
-
-def _own(call: Signature[Any]) -> tuple[Any, ...]:
-    asked = call.options.get("after") or ()
-    return (asked,) if isinstance(asked, str) or not isinstance(asked, Iterable) else tuple(asked)
 
 
 def _handle(place: Place, call: Signature[Any], spec: JobSpec) -> Job[Any]:

@@ -109,8 +109,8 @@ def events(client: Client, *, tenant: str, job_id: str | None = None, follow: bo
     else:
         start = _enqueued_ms(client, job_id)
     after = dict.fromkeys(streams, "0")
-    for stream, entry in _stored(client, streams, start, after):
-        shown = _event(client, stream, entry)
+    for entry in _stored(client, streams, start, after):
+        shown = _event(client, entry)
         if shown is not None and job_id in {None, shown.job}:
             yield shown
             if job_id is not None and shown.type == EventType.JOB_ENDED:
@@ -118,26 +118,26 @@ def events(client: Client, *, tenant: str, job_id: str | None = None, follow: bo
     while follow:
         for stream, entry in client.read(after, _WAIT_S):
             after[stream] = entry.id
-            shown = _event(client, stream, entry)
+            shown = _event(client, entry)
             if shown is not None and job_id in {None, shown.job}:
                 yield shown
                 if job_id is not None and shown.type == EventType.JOB_ENDED:
                     return
 
 
-def _stored(client: Client, streams: Sequence[str], start: str, after: dict[str, str]) -> Iterator[tuple[str, Entry]]:
+def _stored(client: Client, streams: Sequence[str], start: str, after: dict[str, str]) -> Iterator[Entry]:
     """What the streams hold now, merged by time; ``after`` is moved on to the last id of each."""
-    waiting: list[tuple[str, Entry]] = []
+    waiting: list[Entry] = []
     for stream in streams:
         at = start
         while entries := client.span(stream, at, _BATCH):
-            waiting += [(stream, entry) for entry in entries]
+            waiting += entries
             after[stream] = entries[-1].id
             at = f"({entries[-1].id}"
             if len(streams) == 1:
                 yield from waiting
                 waiting = []
-    yield from sorted(waiting, key=lambda found: _order(found[1].id))
+    yield from sorted(waiting, key=lambda entry: _order(entry.id))
 
 
 def _order(entry_id: str) -> tuple[int, int]:
@@ -145,7 +145,7 @@ def _order(entry_id: str) -> tuple[int, int]:
     return int(stamp), int(number or 0)
 
 
-def _event(client: Client, stream: str, entry: Entry) -> EventView | None:
+def _event(client: Client, entry: Entry) -> EventView | None:
     data = entry.fields.get("event", b"")
     signature = _text(entry.fields, "sig")
     try:

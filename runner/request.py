@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal, Protocol, TypedDict, cast
 
@@ -20,11 +20,11 @@ from runner.wire import grants as forms
 from runner.wire import ids, passing, reuse, sealed, values
 from runner.wire.codec import Json
 from runner.wire.errors import ValueTypeError, WireError
-from runner.wire.flow import After, Backoff, Concurrency, Rate, Unique
+from runner.wire.flow import MAX_SPAN_S, After, Backoff, Concurrency, Rate, Unique
 from runner.wire.sealed import Sealed
 from runner.wire.spec import MAX_ENVELOPE_BYTES, MAX_REUSE, JobSpec, Limits
 
-__all__ = ["JobOptions", "build", "merged", "parse_tag", "parse_tags"]
+__all__ = ["JobOptions", "build", "merged", "named_after", "parse_tag", "parse_tags"]
 
 #: A job that no node started within this time is void (DESIGN §4).
 DEFAULT_EXPIRES_S: Final = 7 * 86_400.0
@@ -164,6 +164,12 @@ def build(
         raise UsageError(str(error)) from None
 
 
+def named_after(options: JobOptions) -> tuple[HasId | str, ...]:
+    """Return the jobs of the option ``after``, which may be one or several."""
+    asked = options.get("after") or ()
+    return (asked,) if isinstance(asked, str) or not isinstance(asked, Iterable) else tuple(asked)
+
+
 def parse_tag(text: str) -> tuple[str, str]:
     """Return key and value of ``key=value`` or ``key:value``. Raises UsageError."""
     match = _TAG.fullmatch(text)
@@ -210,9 +216,7 @@ def _unique(options: JobOptions) -> Unique | None:
 
 def _after(options: JobOptions, encoded: Sequence[Json]) -> After | None:
     """Return what the job waits for: the jobs of the option, and those whose results its arguments ask for."""
-    asked = options.get("after") or ()
-    named = [asked] if isinstance(asked, str) or not isinstance(asked, Sequence) else asked
-    found = dict.fromkeys(one if isinstance(one, str) else one.id for one in named)
+    found = dict.fromkeys(one if isinstance(one, str) else one.id for one in named_after(options))
     found |= dict.fromkeys(sorted(passing.references(encoded)))
     return After(tuple(found), options.get("on_failure") or "refuse") if found else None
 
@@ -256,6 +260,6 @@ def _window(options: JobOptions, now: int) -> tuple[int, int]:
 def _timeout(value: float | None) -> float | None:
     if value is None:
         return None
-    if not 0 < value <= 366 * 86_400:
+    if not 0 < value <= MAX_SPAN_S:
         raise UsageError("timeout is a positive number of seconds")
     return float(value)

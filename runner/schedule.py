@@ -60,10 +60,10 @@ def template_of(
     tenant: str,
 ) -> JobSpec:
     """Return the template of a task, a task's name ``module:qualname`` or a command. Raises UsageError."""
-    for option, instead in _NOT_HERE.items():
-        if option in options:
-            raise UsageError(f"{option} is not for schedules: use {instead}")
     chosen = request.merged(work.options if isinstance(work, Task) else JobOptions(), options)
+    for option, instead in _NOT_HERE.items():
+        if option in chosen:
+            raise UsageError(f"{option} is not for schedules: use {instead}")
     chosen.pop("expires", None)
     if isinstance(work, str | Task):
         task = work if isinstance(work, str) else work.name

@@ -20,7 +20,7 @@ from runner.wire.card import NodeCard
 from runner.wire.sealed import Binding, Sealed
 from runner.wire.spec import JobSpec, lane_of
 
-__all__ = ["may_run", "seal"]
+__all__ = ["seal"]
 
 
 def seal(job: JobSpec, cards: Sequence[NodeCard], signer: str) -> JobSpec:
@@ -31,7 +31,7 @@ def seal(job: JobSpec, cards: Sequence[NodeCard], signer: str) -> JobSpec:
     Raises:
         EnqueueError: no node that may run it has a key to seal to, or they are too many for one value.
     """
-    texts = sorted({card.age_recipient for card in cards if card.age_recipient is not None and may_run(card, job)})
+    texts = sorted({card.age_recipient for card in cards if card.age_recipient is not None and _may_run(card, job)})
     if not texts:
         raise EnqueueError(
             f"the job has sealed arguments, and no node card for {lane_of(job)} (tenant {job.tenant}) names a key to "
@@ -51,7 +51,7 @@ def seal(job: JobSpec, cards: Sequence[NodeCard], signer: str) -> JobSpec:
     return replace(job, sealed=held)
 
 
-def may_run(card: NodeCard, job: JobSpec) -> bool:
+def _may_run(card: NodeCard, job: JobSpec) -> bool:
     """Return whether the fleet key lets this node run the job: tenant, queue, pin, labels and level."""
     return trust.serves(card, job.tenant, lane_of(job)) and card.level <= job.min_level
 

@@ -30,7 +30,7 @@ from runner import context
 from runner.app import App
 from runner.canvas import Group, Signature, Step
 from runner.errors import ConfigError, JobEndError, end_error
-from runner.request import MAX_ARGUMENTS_BYTES, parse_tags
+from runner.request import MAX_ARGUMENTS_BYTES, merged, parse_tags
 from runner.task import Task
 from runner.wire import codec, ids, sealed, values
 from runner.wire.codec import Json
@@ -80,15 +80,15 @@ def _called(call: Signature[Any], before: object) -> object:
     task = cast("Task[Any, Any]", call.target)
     job = ids.new_job_id()
     broken = next(_errors(before), None)
-    if broken is not None and call.options.get("on_failure") != "run":
+    options = merged(task.options, call.options)
+    if broken is not None and options.get("on_failure") != "run":
         why = f"job {broken.job}, which this one waited for, ended {broken.state}"
         return end_error(_outcome(job, State.REFUSED, "dependency_failed", detail=why))
     args = call.args if before is None or call.immutable else (_passed(before), *call.args)
     sent = _over_the_wire(args, call.kwargs)
     classes = Hinted(task.function)
     got = [values.decode(sent[name], classes, name) for name in ("args", "kwargs")]
-    options = {**task.options, **call.options}
-    context.enter(context.Attempt(job, 1, task.name, parse_tags(cast("Mapping[str, str]", options.get("tags")))))
+    context.enter(context.Attempt(job, 1, task.name, parse_tags(options.get("tags"))))
     try:
         found = task.function(*cast("list[Any]", got[0]), **cast("dict[str, Any]", got[1]))
         return values.loads(values.dumps(found, path="result"), Hinted(task.function, result=True))

@@ -1,7 +1,8 @@
 """The egress process gives up what it does not need, before it reads its first hostile byte (attack 7).
 
-Called by __main__, once, when everything is loaded. Must never be skipped: a step that the kernel has and refuses ends
-the process. Only Landlock may be missing, and then the state says so.
+Called by __main__ and the scrubber's, once, when everything is loaded; the broker puts its own together from parts.
+Must never be skipped: a step that the kernel has and refuses ends the process. Only Landlock may be missing, and then
+the state says so.
 
 Source: seccomp(2), landlock(7), capabilities(7), prctl(2).
 """
@@ -132,7 +133,7 @@ def filtered(steps: Sequence[Step]) -> None:
 
 
 def program(machine: str) -> list[Step]:
-    """Return the filter: the listed calls, three of them only with harmless arguments, and nothing else."""
+    """Return the filter: the listed calls, four of them only with harmless arguments, and nothing else."""
     inet, inet6 = 2, 10
     return assemble(machine, CALLS[machine], {"socket": one_of(0, inet, inet6), "ioctl": one_of(1, _FIONBIO, _FIOCLEX)})
 

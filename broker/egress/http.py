@@ -20,11 +20,10 @@ from broker.egress.errors import BadRequestError, EgressError
 from broker.egress.exchange import Headers, carry, follow, passed, refuse
 from broker.egress.rules import Destination, canonical
 from broker.egress.tls import Tls
-from broker.egress.visit import CHUNK_BYTES, HEAD_TIMEOUT_S, Visit
+from broker.egress.visit import CHUNK_BYTES, HEAD_TIMEOUT_S, MAX_HEAD_BYTES, Visit
 
 __all__ = ["MAX_HEAD_BYTES", "ended_here", "outgoing", "path_of", "serve", "target_of"]
 
-MAX_HEAD_BYTES: Final = 32 * 1024
 _HTTP_PORT: Final = 80
 _HTTPS_PORT: Final = 443
 _SCHEME: Final = "http://"
@@ -154,6 +153,4 @@ def target_of(target: str, default_port: int = _HTTP_PORT) -> tuple[str, int, st
 
 def outgoing(headers: Headers, wanted: Destination) -> Headers:
     """Return the headers that a destination gets."""
-    named = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
-    host = named if wanted.port == _HTTP_PORT else f"{named}:{wanted.port}"
-    return [(b"host", host.encode("ascii")), *passed(headers), (b"connection", b"close")]
+    return [(b"host", wanted.host_header(_HTTP_PORT).encode("ascii")), *passed(headers), (b"connection", b"close")]

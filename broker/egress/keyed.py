@@ -22,11 +22,10 @@ from broker.egress.exchange import Headers, carry, passed
 from broker.egress.mask import Mask
 from broker.egress.rules import Destination
 from broker.egress.tls import Tls
-from broker.egress.visit import HEAD_TIMEOUT_S, Visit
+from broker.egress.visit import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, Visit
 
 __all__ = ["Chain", "dressed", "one"]
 
-MAX_HEAD_BYTES: Final = 32 * 1024
 _HTTPS_PORT: Final = 443
 #: They answer with what they got.
 _ECHOING: Final = frozenset({b"TRACE", b"TRACK"})
@@ -92,12 +91,10 @@ async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: 
 
 def dressed(headers: Headers, host: Destination, secrets: Sequence[tuple[bytes, bytes]]) -> Headers:
     """Return the headers that a host gets: the job's own, but for those that the secrets are put into."""
-    named = f"[{host.host}]" if ":" in host.host else host.host
-    text = named if host.port == _HTTPS_PORT else f"{named}:{host.port}"
     # Many servers read an underscore as the hyphen.
     taken = {name.lower() for name, _ in secrets} | _PARTS | _OTHERWISE | {_ENCODINGS}
     own = [(name, value) for name, value in passed(headers) if name.lower().replace(b"_", b"-") not in taken]
-    return [(b"host", text.encode("ascii")), *own, (_ENCODINGS, b"identity"), *secrets]
+    return [(b"host", host.host_header(_HTTPS_PORT).encode("ascii")), *own, (_ENCODINGS, b"identity"), *secrets]
 
 
 async def _chain(visit: Visit, host: Destination, trust: ssl.SSLContext) -> Chain:

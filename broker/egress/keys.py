@@ -3,7 +3,8 @@
 Made by the door of an attempt with proxied secrets. Must never give a value for a request that the broker has not
 recorded, keep one longer than the broker said, or any when the line is gone: the broker shuts it when the lease ends.
 
-    door → broker   {"op": "use", "id", "host", "request" (METHOD TARGET)} · {"op": "masked", "hits"}
+    door → broker   {"op": "use", "id", "host", "request" (METHOD TARGET), "empty": no value is held}
+                    {"op": "masked", "hits"}
     broker → door   {"id", "ok": true, "keys": [{"name", "version", "header", "text", "value"}], "for_s"} (base64;
                     text and value only the first time; for_s: when all must be forgotten) · {"id", "ok": false,
                     "err": CODE} · {"op": "drop"}: forget all values
@@ -91,7 +92,9 @@ class Keys:
         answer: asyncio.Future[dict[str, Json]] = self._loop.create_future()
         self._waiting[number] = answer
         try:
-            self._end.send(codec.dump({"op": "use", "id": number, "host": str(host), "request": request}))
+            self._end.send(
+                codec.dump({"op": "use", "id": number, "host": str(host), "request": request, "empty": not self._held})
+            )
             async with asyncio.timeout(ANSWER_S):
                 reply = await answer
         except (OSError, TimeoutError):
@@ -139,12 +142,20 @@ class Keys:
                 self._leaves.clear()
             marks.append(mark)
         for_s = reply.get("for_s")
-        if isinstance(for_s, int | float) and self._timer is None:
-            self._timer = self._loop.call_later(for_s, self._forget)
+        if isinstance(for_s, int | float):
+            self._forget_at(self._loop.time() + for_s)
         known = self._leaves.get(tuple(marks))
         if known is None:
             known = self._leaves[tuple(marks)] = _leave([self._held[mark] for mark in marks])
         return known
+
+    def _forget_at(self, end_s: float) -> None:
+        """Forget all when the first of the values has to be forgotten."""
+        if self._timer is not None:
+            if self._timer.when() <= end_s:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(end_s, self._forget)
 
     def _forget(self) -> None:
         if self._timer is not None:

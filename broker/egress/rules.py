@@ -37,6 +37,10 @@ class Destination:
         """The address, where the host is one."""
         return literal(self.host)
 
+    def host_header(self, default_port: int) -> str:
+        """Return what a Host header names it: without the port, where that is the scheme's own."""
+        return str(self).removesuffix(f":{default_port}")
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

@@ -24,7 +24,6 @@ _NONE_FITS: Final = 0xFF
 _CONNECT: Final = 1
 _IPV4, _NAME, _IPV6 = 1, 3, 4
 _DONE: Final = 0
-_BAD_COMMAND: Final = 7
 
 
 async def serve(visit: Visit) -> None:

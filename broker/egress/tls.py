@@ -1,7 +1,8 @@
 """TLS on either side of a connection: as the host of a proxied secret towards the job, as its client towards the host.
 
-Called by keyed.py. Must never speak to a host whose certificate was not verified for its name, and never take the end
-of a connection that its peer has not announced for the end of what it had to say.
+Called by http.py (towards the job) and keyed.py (towards the host). Must never speak to a host whose certificate was
+not verified for its name, and never take the end of a connection that its peer has not announced for the end of what it
+had to say.
 
 Source: the standard library's ssl module (memory BIOs); RFC 8446 section 6.1 (close_notify).
 """

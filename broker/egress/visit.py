@@ -19,10 +19,12 @@ from broker.egress.errors import BadRequestError, EgressError, RefusedError, Unr
 from broker.egress.rules import Destination, Rules, canonical
 from broker.egress.streams import CHUNK_BYTES, Side, Streams
 
-__all__ = ["CHUNK_BYTES", "HEAD_TIMEOUT_S", "Streams", "Usage", "Visit"]
+__all__ = ["CHUNK_BYTES", "HEAD_TIMEOUT_S", "MAX_HEAD_BYTES", "Streams", "Usage", "Visit"]
 
 #: From the first byte of a request to the last one of its head, or of a TLS greeting.
 HEAD_TIMEOUT_S: Final = 10.0
+#: Of a request or an answer.
+MAX_HEAD_BYTES: Final = 32 * 1024
 _TLS_PORT: Final = 443
 #: Look-up and connect together.
 _REACH_TIMEOUT_S: Final = 30.0

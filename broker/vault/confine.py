@@ -48,7 +48,6 @@ _MORE: Final = {
     "kill": (62, 129),
     "linkat": (265, 37),
     "lstat": (6, 0),
-    "memfd_create": (319, 279),
     "mkdir": (83, 0),
     "mkdirat": (258, 34),
     "open": (2, 0),

@@ -228,11 +228,9 @@ class Leases:
 
     def approve(self, attempt: str, name: str, now_s: float) -> None:
         """Let a waiting secret be had. Raises VaultUsageError: nothing waits under that name, or it has lapsed."""
-        lease = self._live.get(attempt)
-        granted = lease.grants.get(name) if lease is not None else None
-        if granted is None or not granted.pending or _lapsed(granted, now_s):
+        if not self.waits(attempt, name, now_s):
             raise VaultUsageError(f"nothing waits for approval as {attempt} {name}")
-        granted.pending = False
+        self._live[attempt].grants[name].pending = False
         self._decided[attempt, name] = True
 
     def reload(self, rules: Rules) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,8 @@
 Called by the desk, which tells it when a lease begins and ends. Must never answer anybody but the egress process, let a
 request go out that is not in the record, or leave a line open behind its lease.
 
-    egress → broker   {"op": "use", "id", "host", "request" (METHOD TARGET)} · {"op": "masked", "hits"}
+    egress → broker   {"op": "use", "id", "host", "request" (METHOD TARGET), "empty": no value is held}
+                      {"op": "masked", "hits"}
     broker → egress   {"id", "ok": true, "keys": [{"name", "version", "header", "text", "value"}], "for_s"} (base64;
                       text and value only the first time on a line) · {"id", "ok": false, "err": CODE} · {"op": "drop"}
 """
@@ -142,6 +143,9 @@ class Lines:
                 hits = order["hits"]
                 self._remark(line, "secret.masked", hits=hits if isinstance(hits, int) else 0, where="answer")
                 return {}
+            if order.get("empty") is True:
+                # It forgets all at once, also those of other hosts than the one whose time is over.
+                line.told.clear()
             return {"id": order["id"], **self._use(line, str(order["host"]), str(order.get("request", "")))}
         except (VaultUsageError, ValueError, KeyError, RecursionError):
             return {}

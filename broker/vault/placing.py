@@ -1,6 +1,6 @@
 """Where a proxied value stands in a request: one header, as the vault's rule names it. Pure.
 
-Called by rules.py (checks the text), the desk (does this value fit?) and lines.py. Must never make a header that ends
+Called by rules.py (checks the text), masks.py (does this value fit?) and lines.py. Must never make a header that ends
 before its value does, or one that says where a message ends or whom it is for.
 
     header = "Authorization: Bearer {value}"               # the default

@@ -1,8 +1,9 @@
 """Takes values out of a stream of bytes: as they are, and in the forms that careless programs give them.
 
-Called by the scrubber process with the values of one live job. Must never promise more than it can: a program that
-wants to get a value past it can (reversed in pieces, encrypted); this is for accidents. It holds back an end that a
-value may begin with, so that one split over two writes is found, and nothing else: a prompt is seen at once.
+Called by the scrubber process with the values of one live job, and by the egress process for what hosts answer. Must
+never promise more than it can: a program that wants to get a value past it can (reversed in pieces, encrypted); this is
+for accidents. It holds back an end that a value may begin with, so that one split over two writes is found, and nothing
+else: a prompt is seen at once.
 """
 
 from __future__ import annotations

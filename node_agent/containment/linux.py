@@ -100,12 +100,8 @@ _CLOEXEC: Final = 0o2000000
 _NONBLOCK: Final = 0o4000
 _CLOCK_BOOTTIME: Final = 7
 
-_NUMBERS: Final = {
-    "x86_64": {"pivot_root": 155, "kill": 62},
-    "aarch64": {"pivot_root": 41, "kill": 129},
-}
-_MACHINE: Final = os.uname().machine
-_KILL_OTHERS: Final = (_NUMBERS.get(_MACHINE, {}).get("kill", -1), -1, int(signal.SIGKILL), 0, 0, 0, 0)
+_NUMBERS: Final = NUMBERS.get(os.uname().machine, {})
+_KILL_OTHERS: Final = (_NUMBERS.get("kill", -1), -1, int(signal.SIGKILL), 0, 0, 0, 0)
 _SYSCALL_WORDS: Final = 6
 _OPEN_TREE: Final = 428
 _MOVE_MOUNT: Final = 429
@@ -133,7 +129,7 @@ _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 CLEAR_AMBIENT: Final = (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
 BE_DUMPABLE: Final = (_PR_SET_DUMPABLE, 1)
 NO_NEW_PRIVS: Final = (_PR_SET_NO_NEW_PRIVS, 1)
-_RT_SIGACTION: Final = NUMBERS.get(os.uname().machine, {}).get("rt_sigaction", -1)
+_RT_SIGACTION: Final = _NUMBERS.get("rt_sigaction", -1)
 #: The kernel's own struct: handler, flags, restorer and mask, a word each.
 _SIGACTION_BYTES: Final = 32
 _SIGNALS: Final = 64
@@ -223,7 +219,7 @@ def umount(target: str, flags: int = 0) -> None:
 
 def pivot_root(new: str, old: str) -> None:
     """Make ``new`` the root of this mount namespace, with the old root on ``old``."""
-    syscall("pivot_root", _NUMBERS[_MACHINE]["pivot_root"], os.fsencode(new), os.fsencode(old))
+    syscall("pivot_root", _NUMBERS["pivot_root"], os.fsencode(new), os.fsencode(old))
 
 
 def open_tree(path: str, *, at: int = _AT_FDCWD, recursive: bool = False) -> int:

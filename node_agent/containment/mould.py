@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
 from node_agent.containment import linux, oomscore, outfit, view, worker
-from node_agent.containment.oomscore import OOM_SCORE_ADJ
 from node_agent.containment.orders import BEGIN, CONT, STOP, TERM, end_record, order_of
 from node_agent.containment.plan import DOORS
 from node_agent.containment.quiet import Quiet
@@ -40,7 +39,7 @@ from node_agent.containment.stopping import Stopper
 from node_agent.containment.worker import Kit
 from runner.wire import codec
 
-__all__ = ["OOM_SCORE_ADJ", "Seat", "run"]
+__all__ = ["Seat", "run"]
 
 EXIT_LIFELINE: Final = 112
 EXIT_DEADLINE: Final = 113
@@ -103,7 +102,7 @@ def _set_up(seat: Seat, progress: worker.Progress) -> view.Prepared:
         signal.signal(number, signal.SIG_DFL)
     # SIGINT has the interpreter's handler, for tasks: here it must not interrupt, whoever sends it.
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD, signal.SIGINT})
-    oomscore.at_least(OOM_SCORE_ADJ)
+    oomscore.at_least(oomscore.OOM_SCORE_ADJ)
     progress.step = "cgroup"
     for path in seat.join_paths:
         with open(path, "w", encoding="ascii") as procs:
@@ -139,7 +138,7 @@ class _Mould:
         self._timer = linux.timer_descriptor()
         self._reaper = Reaper()
         self._stopper = Stopper(f"{prepared.stage}/proc")
-        self._lent = oomscore.Lent.of(oomscore.at_least(OOM_SCORE_ADJ)) if seat.level == "A" else None
+        self._lent = oomscore.Lent.of(oomscore.at_least(oomscore.OOM_SCORE_ADJ)) if seat.level == "A" else None
         self._outfit = outfit.make(prepared, seat.kit, (*seat.paths, *worker.OWN_PATHS))
         self._deadline_ns: int | None = None
         self._attempt = ""

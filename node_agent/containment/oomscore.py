@@ -1,7 +1,7 @@
 """Who goes first when memory runs out: the job, not its mould, and neither after the host's own processes.
 
-Called by the mould. Must never leave a worker with the score that protects its mould: a worker is born with the score
-that its mould has at that moment, so the mould has theirs while it forks.
+Called by the moulds of all levels. Must never leave a worker with the score that protects its mould: a worker is born
+with the score that its mould has at that moment, so the mould has theirs while it forks.
 
 Source: proc_pid_oom_score_adj(5).
 """
@@ -23,14 +23,12 @@ _SAFE: Final = b"0"
 
 def at_least(score: int) -> int:
     """Raise this process's score, which needs no right, if it is lower; return what it is."""
-    fd = os.open(_PATH, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        found = int(os.read(fd, 16))
-        if found < score:
-            os.pwrite(fd, b"%d" % score, 0)
-        return max(found, score)
-    finally:
-        os.close(fd)
+    with open(_PATH, encoding="ascii") as file:
+        found = int(file.read())
+    if found < score:
+        with open(_PATH, "w", encoding="ascii") as file:
+            file.write(str(score))
+    return max(found, score)
 
 
 class Lent:

@@ -18,11 +18,9 @@ from typing import Final
 
 from node_agent.containment import linux
 
-__all__ = ["PROTECTED_NAMES", "Plants", "changed", "find", "older"]
+__all__ = ["Plants", "changed", "find", "older"]
 
-#: Relative to a folder: read-only below a write grant where they exist.
-PROTECTED_NAMES: Final = (".git/config", ".git/config.worktree", ".git/hooks", ".envrc", ".vscode", ".idea")
-
+#: In a folder of git and in any folder: read-only below a write grant where they exist.
 _IN_GIT: Final = ("config", "config.worktree", "hooks")
 _PLAIN: Final = (".envrc", ".vscode", ".idea")
 #: Where git's hooks are often kept instead: part of the project, so they are told, and stay writable.

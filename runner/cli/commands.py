@@ -88,7 +88,8 @@ def run_words(words: list[str]) -> int:
     """Run one command line and return its exit code; every known error becomes a message and a code."""
     named = _command_of(words)
     if named in LATER:
-        say(f"{named}: not in this version")
+        hint = f"; for a secret: `ringfence vault {named}`" if named in {"approve", "deny"} else ""
+        say(f"{named}: not in this version{hint}")
         return EXIT_USAGE
     try:
         application(words, prog_name="ringfence", standalone_mode=True)

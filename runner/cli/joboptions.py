@@ -1,6 +1,6 @@
 """The options that say what a job may be asked for, and their values as the API wants them.
 
-Called by `run`, `call` and `schedule add`, which have every one of them. Must never accept one that has no effect.
+Called by `call`, which has all of them, `run` and `schedule add`. Must never accept one that has no effect.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from runner.request import JobOptions
 from runner.wire.spec import MAX_PRIORITY, MAX_REUSE
 
 __all__ = [
+    "After",
     "Asked",
     "Backoff",
     "Concurrency",
@@ -38,6 +39,7 @@ __all__ = [
     "Net",
     "NoExec",
     "Node",
+    "OnFailure",
     "Pids",
     "Priority",
     "Queue",
@@ -45,6 +47,7 @@ __all__ = [
     "Read",
     "Retries",
     "Secret",
+    "Service",
     "Tag",
     "Tenant",
     "Timeout",

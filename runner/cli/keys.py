@@ -12,12 +12,11 @@ from typing import Annotated, Final
 import typer
 
 from runner import keyring
-from runner.cli.options import HomeOption, JsonOption, RedisOption
+from runner.cli.options import HomeOption, JsonOption, RedisOption, pairs
 from runner.cli.output import print_json, print_line, print_table
 from runner.cli.site import site_of
 from runner.errors import UsageError
 from runner.keyring import KeyView
-from runner.request import parse_tags
 from runner.wire import ids
 
 __all__ = ["keys"]
@@ -112,7 +111,7 @@ def card(
         level=level,
         tenants=tenant or ("*",),
         queues=queue or ("*",),
-        labels=parse_tags(label) or None,
+        labels=pairs(label, "--label") or None,
         recipient=recipient,
     )
     print_line(str(path))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import datetime
-from typing import Annotated, TypedDict
+from typing import Annotated, Final, TypedDict
 
 import typer
 
@@ -27,6 +27,7 @@ __all__ = ["schedule", "scheduler"]
 
 schedule = typer.Typer(name="schedule", help="Enqueue a job at the times of a rule.", no_args_is_help=True)
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
+_COLUMNS: Final = ("NAME", "STATE", "NEXT", "RULE", "MISSED", "TASK", "QUEUE", "SIGNED")
 
 
 @schedule.command()
@@ -105,8 +106,7 @@ def list_schedules(
     if as_json:
         print_json(views)
         return
-    columns = ("NAME", "STATE", "NEXT", "RULE", "MISSED", "TASK", "QUEUE", "SIGNED")
-    print_table(columns, [_row(view) for view in views])
+    print_table(_COLUMNS, [_row(view) for view in views])
 
 
 @schedule.command()
@@ -125,7 +125,7 @@ def show(
     if as_json:
         print_json(found[0])
     else:
-        print_table(("NAME", "STATE", "NEXT", "RULE", "MISSED", "TASK", "QUEUE", "SIGNED"), [_row(found[0])])
+        print_table(_COLUMNS, [_row(found[0])])
 
 
 @schedule.command(name="next")

@@ -42,6 +42,8 @@ class NodeCard:
         ids.check_node(self.node)
         if len(self.public) != 64:
             raise RecordError("a public key is 64 hex digits", path="public")
+        for label in self.labels or {}:
+            ids.check_name(label, "label")
         if self.age_recipient is not None and not _RECIPIENT.fullmatch(self.age_recipient):
             raise RecordError("an age recipient looks like age1…", path="age_recipient")
 

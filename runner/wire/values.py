@@ -67,7 +67,7 @@ DEFAULT_LIMIT_BYTES: Final = codec.MAX_BYTES
 _INT_BITS: Final = 63
 _SHOWN_KEY: Final = 40
 _NUMBER_BYTES: Final = 1
-#: Types whose values are their own form, if they are no larger than this.
+#: Types whose values are their own form, and the most that a walk would count for one.
 _PLAIN: Final = (int, bool)
 _PLAIN_BYTES: Final = 4
 _INT_END: Final = 1 << _INT_BITS
@@ -165,7 +165,7 @@ class _Encoder:
             if not math.isfinite(value):
                 raise ValueTypeError("NaN and Infinity have no JSON form: pass None", path=path)
             return float(value)
-        if not -(2**_INT_BITS) <= value < 2**_INT_BITS:
+        if not -_INT_END <= value < _INT_END:
             raise ValueTypeError("an integer of more than 64 bits: pass it as text", path=path)
         return int(value)
 

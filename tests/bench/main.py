@@ -253,10 +253,14 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
+def _digits(value: float) -> int:
+    return 0 if isinstance(value, int) or value >= 100 else 2
+
+
 def _print(rows: Sequence[Row], made: int, counted: int, wanted: int) -> int:
     print(f"medians of {min(counted, wanted) or min(made, wanted)} rounds, {time.strftime('%Y-%m-%d')}")
     for row in rows:
-        value = "-" if row.value is None else f"{row.value:.{0 if row.value >= 100 or not row.unit else 2}f}{row.unit}"
+        value = "-" if row.value is None else f"{row.value:.{_digits(row.value)}f}{row.unit}"
         bound = "" if row.bound is None else f"{row.bound[0]} {row.bound[1]:g}{row.unit}"
         mark = "  MISSED" if row.missed else f"  {row.note}" if row.note else ""
         print(f"{row.what.ljust(52)}{value.rjust(10)}  {bound.ljust(10)}{mark}".rstrip())

@@ -37,7 +37,7 @@ from tests.support.wait import pause, wait_until  # noqa: E402 - as above
 
 SIDE = HERE / "peers_side.py"
 TASK = "bench_tasks:noop"
-JOBS, ENQUEUED, BATCH, ROUNDS = 400, 300, 200, 5
+JOBS, ENQUEUED, ROUNDS = 400, 300, 5
 BURST_S = 120.0
 READY_S, STOP_S = 30.0, 20.0
 

@@ -168,15 +168,15 @@ class Weather:
             self.fleet.redis.set(SKEW, self.skew_s)
 
     def _anyone(self, *, simulated: bool = False) -> Agent:
-        found = [
+        while not (found := self._awake(simulated=simulated)) and self._later:
+            self._due()
+            pause(0.02)
+        return self._chance.choice(found)
+
+    def _awake(self, *, simulated: bool) -> list[Agent]:
+        return [
             a for a in self.fleet.agents.values() if not a.dead() and not a.stopped and (a.simulated or not simulated)
         ]
-        if not found:
-            while self._later and not found:
-                self._due()
-                found = [a for a in self.fleet.agents.values() if not a.dead() and not a.stopped and a.simulated]
-                pause(0.02)
-        return self._chance.choice(found)
 
     def _relauncher(self, agent: Agent) -> Callable[[], None]:
         pid, patience = agent.pid, time.monotonic() + LONGEST_END_S

@@ -7,20 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.client.paper import Fleet
-from tests.support import scratch
+from tests.client.paper import Fleet, on_paper
 from tests.support.valkey import Valkey
 
 
 @pytest.fixture
 def fleet(valkey: Valkey) -> Iterator[Fleet]:
     """A home with keys, an app and an empty store."""
-    with scratch.folder() as folder:
-        store = valkey.client()
-        made = Fleet(folder, store, valkey.url)
+    with on_paper(valkey) as made:
         yield made
-        made.app.close()
-        store.close()
 
 
 @pytest.fixture

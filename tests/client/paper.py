@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +31,8 @@ from runner.wire.spec import JobSpec
 from runner.wire.states import RQ_STATUS, State
 from runner.wire.times import iso
 from runner.wire.view import NodeView
+from tests.support import scratch
+from tests.support.valkey import Valkey
 
 KEYS = Keys()
 
@@ -183,3 +187,14 @@ class Fleet:
     def commands(self, node: str | None) -> list[Command]:
         """Return the commands that a node's stream, or that of all, holds."""
         return [record.loads(Command, entry[b"command"]) for entry in entries(self.store, KEYS.control(node))]
+
+
+@contextmanager
+def on_paper(valkey: Valkey) -> Iterator[Fleet]:
+    """Yield a home with keys, an app and this store."""
+    with scratch.folder() as folder:
+        store = valkey.client()
+        made = Fleet(folder, store, valkey.url)
+        yield made
+        made.app.close()
+        store.close()

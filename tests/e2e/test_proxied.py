@@ -22,7 +22,7 @@ from redis import Redis
 from runner import App, Grants, Secret
 from runner.request import JobOptions
 from runner.wire.states import END_STATES
-from tests.e2e.test_secrets import daemon, holds, put
+from tests.e2e.test_secrets import daemon, holds, put, ruled
 from tests.net.tlsweb import TlsWeb, tls_web
 from tests.support import fleet as fleets
 from tests.support import scratch
@@ -231,16 +231,10 @@ def test_without_the_grant_or_beyond_the_policy(site: Site) -> None:
     wait_until(lambda: alone.status().state == "failed", "a job without the grant to fail")
     done = site.run("true", secret=Secret("KEY", proxy="127.0.0.1:9"))
     assert (done.state, site.app.job(done.job).status().reason) == ("refused", "policy")
-    rules = site.fleet.home / "vault-policy.toml"
-    before = rules.read_text()
-    rules.write_text(before.replace('modes = ["proxy", "get", "file", "env"]', 'modes = ["get"]'))
-    try:
-        assert site.fleet.run("vault", "reload").returncode == 0
+    before = (site.fleet.home / "vault-policy.toml").read_text()
+    with ruled(site.fleet, before.replace('modes = ["proxy", "get", "file", "env"]', 'modes = ["get"]')):
         done = site.run("true")
         assert (done.state, site.app.job(done.job).status().reason) == ("refused", "secret_denied")
-    finally:
-        rules.write_text(before)
-        assert site.fleet.run("vault", "reload").returncode == 0
 
 
 def test_a_kill_ends_it(site: Site) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,35 +10,25 @@ import pytest
 from runner.client import disconnect_all
 from runner.testing import PrivateFleet
 from runner.testing import fleet as fleets
+from tests.client.paper import Fleet, PaperNode, on_paper
 from tests.flow_shape.jobs import flow_jobs
-from tests.store.desk import Agent, Desk
+from tests.store.conftest import agent, agents, desk
 from tests.support.valkey import Valkey
 
-
-@pytest.fixture
-def desk(valkey: Valkey) -> Iterator[Desk]:
-    """A client of an empty store."""
-    with Desk(valkey) as client:
-        yield client
+__all__ = ["agent", "agents", "desk", "fleet", "node", "paper", "private_fleet"]
 
 
 @pytest.fixture
-def agents(valkey: Valkey) -> Iterator[Callable[..., Agent]]:
-    """Makes agent starts; the first argument is the node's name."""
-    with ExitStack() as stack:
-
-        def make(node: str = "n1", boot: str = "b00t01234567", **options: object) -> Agent:
-            return stack.enter_context(Agent(valkey, node, boot, **options))
-
-        yield make
+def paper(valkey: Valkey) -> Iterator[Fleet]:
+    """A home with keys, an app and an empty store."""
+    with on_paper(valkey) as made:
+        yield made
 
 
 @pytest.fixture
-def agent(agents: Callable[..., Agent]) -> Agent:
-    """A registered agent start with two slots."""
-    started = agents()
-    started.register()
-    return started
+def node(paper: Fleet) -> PaperNode:
+    """A node that may serve everything."""
+    return paper.node("n1")
 
 
 @pytest.fixture(scope="package")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -23,28 +23,10 @@ from runner.wire.keys import Keys
 from runner.wire.spec import JobSpec
 from runner.wire.states import RefuseReason
 from tests.client.paper import Fleet, PaperNode, as_bytes
-from tests.support import scratch
 from tests.support.valkey import Valkey
 
 TASK = "app:work"
 KEYS = Keys()
-
-
-@pytest.fixture
-def paper(valkey: Valkey) -> Iterator[Fleet]:
-    """A home with keys, an app and an empty store."""
-    with scratch.folder() as folder:
-        store = valkey.client()
-        made = Fleet(folder, store, valkey.url)
-        yield made
-        made.app.close()
-        store.close()
-
-
-@pytest.fixture
-def node(paper: Fleet) -> PaperNode:
-    """A node that may serve everything."""
-    return paper.node("n1")
 
 
 Settle = Callable[..., "JobSpec | Denial"]

@@ -45,6 +45,14 @@ def test_the_current_job_is_there_meanwhile() -> None:
         _ = current_job.id
 
 
+def test_a_task_has_its_own_options_and_those_of_the_call() -> None:
+    """Tags of both join, as in a fleet; a task's own on_failure counts."""
+    here = jobs.app.task(tags=["own=1"])(jobs.here.function)
+    assert in_place(here.s().set(tags=["call=2"]))[3:] == ["1", "2"]
+    tell = jobs.app.task(on_failure="run")(jobs.tell.function)
+    assert in_place(chord([jobs.fail.s()], tell.s())) == ["failed(exception)"]
+
+
 def test_what_goes_wrong_raises_what_a_handle_would() -> None:
     """The exception itself is the cause; results that can't travel are told apart; later steps are refused."""
     with pytest.raises(JobFailed, match="ValueError: on purpose") as failed:

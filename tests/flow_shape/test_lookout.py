@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -26,27 +25,10 @@ from runner import (
 from runner.wire import ids
 from tests.client.paper import KEYS, Fleet, PaperNode
 from tests.support import scratch
-from tests.support.valkey import Valkey, running
+from tests.support.valkey import running
 from tests.support.wait import apause, await_until
 
 STEP_S = 20.0
-
-
-@pytest.fixture
-def paper(valkey: Valkey) -> Iterator[Fleet]:
-    """A home with keys, an app and an empty store."""
-    with scratch.folder() as folder:
-        store = valkey.client()
-        made = Fleet(folder, store, valkey.url)
-        yield made
-        made.app.close()
-        store.close()
-
-
-@pytest.fixture
-def node(paper: Fleet) -> PaperNode:
-    """A node that may serve everything."""
-    return paper.node("n1")
 
 
 async def started(job: Job[object], count: int) -> list[asyncio.Task[object]]:

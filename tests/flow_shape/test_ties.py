@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from redis.asyncio import Redis
@@ -25,29 +25,11 @@ from runner.wire.flow import After
 from runner.wire.keys import Keys
 from runner.wire.spec import JobSpec
 from tests.client.paper import Fleet, PaperNode, as_bytes
-from tests.support import scratch
 from tests.support.valkey import Valkey
 
 TASK = "app:work"
 KEYS = Keys()
 FIRST, SECOND, THIRD = (f"main-01arz3ndektsv4rrffq69g5fa{letter}" for letter in "vwx")
-
-
-@pytest.fixture
-def paper(valkey: Valkey) -> Iterator[Fleet]:
-    """A home with keys, an app and an empty store."""
-    with scratch.folder() as folder:
-        store = valkey.client()
-        made = Fleet(folder, store, valkey.url)
-        yield made
-        made.app.close()
-        store.close()
-
-
-@pytest.fixture
-def node(paper: Fleet) -> PaperNode:
-    """A node that may serve everything."""
-    return paper.node("n1")
 
 
 @pytest.fixture

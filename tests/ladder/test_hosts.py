@@ -47,7 +47,6 @@ class Host:
 
 GRANTED = Grants(read=("/srv",))
 MEMORY = Grants(memory="64M")
-NET = Grants(net=("a:1",))
 #: As root: what is left of level A. C and D have uids, so a total of processes is kept.
 ROOTS = (
     Host(

@@ -40,7 +40,7 @@ def test_a_process_that_cannot_die_makes_the_kill_unconfirmed_and_the_node_unhea
     rig.start("one")
     with ExitStack() as mounted:
         server = mounted.enter_context(silent.stuck(point))
-        stuck = rig.command("sh", "-c", f"echo up; ls {point}/hang", grants=Grants(read=(str(point),)))
+        stuck = rig.command("sh", "-c", f"echo up; ls {point}/{silent.HANG}", grants=Grants(read=(str(point),)))
         rig.wait_output(stuck, "up")
         wait_until(lambda: server.caught, "the job to stand in the kernel")
         receipt = stuck.kill(wait=12)
@@ -73,7 +73,7 @@ def test_an_agent_does_not_register_over_what_it_can_not_prove_gone(rig: Rig) ->
     node = rig.start("one")
     with ExitStack() as mounted:
         server = mounted.enter_context(silent.stuck(point))
-        stuck = rig.command("sh", "-c", f"echo up; ls {point}/hang", grants=Grants(read=(str(point),)))
+        stuck = rig.command("sh", "-c", f"echo up; ls {point}/{silent.HANG}", grants=Grants(read=(str(point),)))
         rig.wait_output(stuck, "up")
         wait_until(lambda: server.caught, "the job to stand in the kernel")
         node.crash()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import socket
 import ssl
 import time
 from dataclasses import replace
@@ -12,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.egress.certs import Authority
-from broker.egress.errors import BadRequestError
+from broker.egress.errors import BadRequestError, SecretRefusedError
 from broker.egress.http import path_of
 from broker.egress.keyed import dressed
+from broker.egress.keys import Keys
 from broker.egress.mask import Mask, Veil
 from broker.egress.rules import Destination, Rules
 from broker.vault import placing
@@ -25,7 +28,10 @@ from broker.vault.redact import forms
 from broker.vault.rules import Ask, decide, parse
 from runner import Secret
 from runner.errors import UsageError
+from runner.wire import codec
+from runner.wire.codec import Json
 from runner.wire.grants import Grants, NetGrant, SecretGrant
+from tests.support.wait import await_until
 
 VALUE = b"sk-canary-Zm9v+/bar_1234567890"
 TEXTS = st.lists(
@@ -180,3 +186,37 @@ def test_one_seed_one_authority() -> None:
     assert first.pem == again.pem != other.pem
     assert first.chain("a.example") == again.chain("a.example") != first.chain("b.example")
     ssl.create_default_context(cadata=first.pem)
+
+
+def test_a_secret_that_is_used_up_costs_another_host_nothing() -> None:
+    """A door that has forgotten its values says so, so that the broker gives the other host's once more."""
+    full: dict[str, Json] = {"name": "B", "version": 1, "header": "x-b", "text": "azE=", "value": "azE="}
+
+    async def main() -> None:
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        far.setblocking(False)
+        keys = Keys(near, lambda: None)
+
+        async def asked(host: str, answer: dict[str, Json]) -> bool:
+            use = asyncio.ensure_future(keys.use(Destination(host, 443)))
+            order = codec.load(await asyncio.get_running_loop().sock_recv(far, 1 << 16))
+            assert isinstance(order, dict)
+            far.send(codec.dump({"id": order["id"], **answer}))
+            try:
+                await use
+            finally:
+                empty.append(order["empty"] is True)
+            return empty[-1]
+
+        empty: list[bool] = []
+        with far:
+            assert await asked("b.example", {"ok": True, "keys": [full]})
+            assert not await asked("b.example", {"ok": True, "keys": [{"name": "B", "version": 1}]})
+            with pytest.raises(SecretRefusedError):
+                await asked("a.example", {"ok": False, "err": "used-up"})
+            assert await asked("b.example", {"ok": True, "keys": [full], "for_s": 600})
+            assert not await asked("c.example", {"ok": True, "keys": [full | {"name": "C"}], "for_s": 0})
+            await await_until(lambda: repr(keys) == "Keys(0 held)", "the shorter time to end what is held")
+            keys.close()
+
+    asyncio.run(main())

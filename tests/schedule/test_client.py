@@ -15,8 +15,7 @@ from runner.wire import schedule as schedules
 from runner.wire.envelope import Domain
 from runner.wire.schedule import Schedule
 from tests.client import sample
-from tests.client.paper import KEYS, Fleet
-from tests.support import scratch
+from tests.client.paper import KEYS, Fleet, on_paper
 from tests.support.valkey import Valkey
 
 NOW_MS = 1_900_000_000_000
@@ -27,13 +26,8 @@ DAY = timedelta(days=1)
 @pytest.fixture
 def fleet(valkey: Valkey) -> Iterator[Fleet]:
     """A home with keys, an app and an empty store."""
-    with scratch.folder() as folder:
-        store = valkey.client()
-        made = Fleet(folder, store, valkey.url)
+    with on_paper(valkey) as made:
         yield made
-        made.app.close()
-        store.flushall()
-        store.close()
 
 
 def window(**options: object) -> tuple[int, int]:
@@ -186,6 +180,13 @@ def test_a_schedule_that_means_nothing_is_refused_before_it_is_stored(
     with pytest.raises(UsageError):
         fleet.app.schedule("no name", ["poll"], every=60)
     assert fleet.store.exists(KEYS.schedules("main")) == 0
+
+
+def test_what_a_task_asks_for_by_itself_is_not_left_out(fleet: Fleet) -> None:
+    """A task whose own options mean nothing on a schedule is refused, not run without them."""
+    task = Task(sample.add.function, fleet.app.place, {**sample.add.options, "countdown": 5.0})
+    with pytest.raises(UsageError, match="countdown is not for schedules"):
+        fleet.app.schedule("sum", task, (1,), {"right": 2}, every=60)
 
 
 def test_a_job_puts_nothing_on_schedule(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def stored(url: str) -> bytes:
 
 
 def files(*folders: Path) -> Iterator[tuple[Path, bytes]]:
-    """Yield every file below some folders with what is in it."""
+    """Yield every file below some folders with what is in it, but for the audit's reserve, which is zeros."""
     for folder in folders:
         for path in folder.rglob("*"):
             if path.is_file() and not path.is_symlink() and path.name != "audit.reserve":

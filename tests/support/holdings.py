@@ -14,8 +14,6 @@ from tests.support import leaks
 
 __all__ = ["Holdings", "descendants", "look"]
 
-_PAGE_KB = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class Holdings:

@@ -55,7 +55,11 @@ def test_a_broken_line_costs_a_job_nothing_and_gives_it_nothing(own: Stand) -> N
             assert own.operator(op="status")["leases"] == 1
             far.settimeout(5)
             far.send(b'{"op":"use","id":1,"host":"a.example"}')
-            assert b'"ok":true' in far.recv(1 << 16)
+            assert b'"value":' in far.recv(1 << 16)
+            for word, holds in ((b"false", False), (b"true", True)):
+                # It is told again only to a door that has forgotten all that it was told.
+                far.send(b'{"op":"use","id":2,"host":"a.example","empty":' + word + b"}")
+                assert (b'"value":' in far.recv(1 << 16)) is holds
         assert await asyncio.to_thread(job.get, "KEY") == b"canary-one"
         assert await asyncio.to_thread(job.get, "KEY") == "used-up"
         await client.close("main-1.1")

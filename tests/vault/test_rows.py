@@ -13,8 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -30,33 +29,13 @@ from node_agent.containment import landlock
 from tests.support.wait import wait_until
 from tests.vault.conftest import LEVELS, VALUES
 from tests.vault.stand import JOB_UID, OPEN_TO_ALL, Job, Stand, get_of
+from tests.vault.test_desk import leased, scene
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PIDFD_GETFD = 438
 NEW_USER_AND_PID = 0x3000_0000
 PR_SET_DUMPABLE = 4
 ROOT = os.geteuid() == 0
-
-
-@asynccontextmanager
-async def leased(stand: Stand, *jobs: Job) -> AsyncIterator[BrokerClient]:
-    """Jobs with a lease for KEY each; a restart of the broker is followed."""
-    client = stand.client()
-    client.start()
-    try:
-        for job in jobs:
-            await client.open(job.ask(get_of("KEY")), job.fds)
-        yield client
-    finally:
-        for job in jobs:
-            await client.close(job.name)
-            job.end()
-        await client.stop()
-
-
-def scene(work: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Run one test's coroutine."""
-    asyncio.run(work())
 
 
 def in_child(work: Callable[[], int]) -> int:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from node_agent.containment import linux
+from node_agent.containment import linux, oomscore
 from node_agent.containment.lower import worker
 from node_agent.containment.lower.tree import Pause
 from node_agent.containment.lower.ways import Children, SessionWay, UidWay, Way, way_of
@@ -37,7 +37,6 @@ from runner.wire.errors import WireError
 
 __all__ = ["main"]
 
-OOM_SCORE_ADJ: Final = 500
 _MAX_CONTROL_BYTES: Final = 4096
 _FD_SPACE: Final = socket.CMSG_SPACE(4)
 _MAX_REAPED: Final = 64
@@ -55,7 +54,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     level, lifeline, control, job_fd = argv[1], int(argv[2]), int(argv[3]), int(argv[4])
     _close_others({lifeline, control, *([job_fd] if job_fd >= 0 else [])})
     # Before it is undumpable: then /proc/self is root's.
-    _raise_oom_score()
+    oomscore.at_least(oomscore.OOM_SCORE_ADJ)
     linux.heed_signals()
     linux.set_dumpable(False)
     linux.set_subreaper()
@@ -258,16 +257,6 @@ def _close_others(keep: set[int]) -> None:
     linux.close_range(start)
     for fd in keep:
         os.set_inheritable(fd, False)
-
-
-def _raise_oom_score() -> None:
-    """Jobs go before the host's own processes when memory runs out; raising needs no right."""
-    path = "/proc/self/oom_score_adj"
-    with open(path, encoding="ascii") as file:
-        score = int(file.read())
-    if score < OOM_SCORE_ADJ:
-        with open(path, "w", encoding="ascii") as file:
-            file.write(str(OOM_SCORE_ADJ))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def litter(how: str) -> str:
         os.write(held, b"x" * 5000)
         os.unlink("/tmp/held")
     elif how == "mode":
-        os.chmod("/work", 0o777)  # noqa: S103
+        os.chmod("/work", 0o777)  # noqa: S103 - what is tried
     elif how == "out":
         os.dup2(os.dup(1), 77)
         os.dup2(102, 78)
@@ -86,7 +86,7 @@ def others() -> dict[str, str]:
         "fork": os.fork,
         "thread": lambda: threading.Thread(target=list).start(),
         "program": lambda: subprocess.run(["/bin/true"], check=False),
-        "exec": lambda: os.execv("/bin/true", ["true"]),  # noqa: S606
+        "exec": lambda: os.execv("/bin/true", ["true"]),  # noqa: S606 - what is tried
         "spawn": lambda: os.posix_spawn("/bin/true", ["true"], {}),
     }
     for name, act in tries.items():

@@ -1,0 +1,187 @@
+"""The count that answers a selector's kill: jobs, each once, whichever way it was ended."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from redis.asyncio import Redis
+
+from node_agent.admission import Rules
+from node_agent.control import Control
+from node_agent.deciding import Decider
+from node_agent.lanes import Lanes
+from node_agent.mail import Mail
+from node_agent.operating import Operator
+from node_agent.records import Notary
+from node_agent.rq_store import Store
+from node_agent.run import KillOrder, Proof, Run
+from node_agent.sequences import Sequences
+from node_agent.supervisor import Supervisor
+from node_agent.turns import Claim, Dead, KillWord
+from runner import orders
+from runner.wire import record
+from runner.wire.card import TrustedKey
+from runner.wire.command import Selector
+from runner.wire.envelope import Domain
+from runner.wire.keys import Keys
+from tests.agent import build
+from tests.support.wait import await_until
+
+KEY = build.signer()
+COMMAND = orders.command("kill", Selector("tenant", "main"), None)
+LANE = "main-agents"
+
+
+class Stream:
+    """A store's control stream with one kill in it."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[str] = []
+        self._read = False
+
+    def register_script(self, text: str) -> object:
+        """Return the mender, which finds nothing spoilt."""
+        assert text
+
+        async def mend(keys: list[str], args: list[str]) -> int:
+            assert keys
+            assert args
+            return -1
+
+        return mend
+
+    async def xgroup_create(self, *stream: str, **how: object) -> None:
+        """Take a group."""
+
+    async def xreadgroup(self, _group: str, _name: str, after: dict[str, str], **how: object) -> list[object]:
+        """Hand the kill out once, then never again."""
+        if set(after.values()) == {"0"}:
+            return []
+        if self._read:
+            await asyncio.Event().wait()
+        self._read = True
+        payload = record.dumps(COMMAND)
+        fields = {b"command": payload, b"sig": KEY.sign(Domain.COMMAND, payload).encode()}
+        return [(Keys().control().encode(), [(b"1-0", fields)])]
+
+    async def xack(self, _stream: str, _group: str, entry: str) -> None:
+        """Keep what was acknowledged."""
+        self.acknowledged.append(entry)
+
+
+class Crew:
+    """One attempt that runs and is hit; ``buried``: the jobs that were ended in their lane."""
+
+    def __init__(self) -> None:
+        spec = build.job()
+        self.run = Run(spec.id, 1, 0, 1, spec=spec, selectors=("tenant:main",))
+        self.buried: list[str] = []
+
+    async def end_idle(self) -> None:
+        """No worker waits."""
+
+    def runs(self) -> tuple[Run, ...]:
+        """Return the attempt."""
+        return (self.run,)
+
+    def bury(self, dead: Dead) -> None:
+        """Keep whose end is written."""
+        self.buried.append(dead.claim.job)
+
+
+class Waiting:
+    """A store in whose lane one job is found by the first sweep, after the running attempt has its end."""
+
+    swept = True
+
+    def __init__(self, job: str, run: Run) -> None:
+        self._left, self._run = [job], run
+
+    async def read_cutoffs(self, tenants: set[str]) -> None:
+        """Know them already."""
+
+    def cutoff_for(self, *_named: object) -> int:
+        """Every one is hit."""
+        return 1
+
+    async def lanes(self) -> tuple[str, ...]:
+        """Return the one lane."""
+        return (LANE,)
+
+    async def sweep(self, **_where: object) -> list[Dead]:
+        """Hand out what is left in the lane."""
+        await await_until(lambda: bool(self._run.orders), "the running attempt is killed")
+        found = [Dead(Claim(job, 1, LANE), KillWord("cutoff", b"", "", 1)) for job in self._left]
+        self._left.clear()
+        self._run.settle(cast("Proof", SimpleNamespace(real=False)))
+        return found
+
+
+class Post:
+    """Keeps the answers."""
+
+    def __init__(self) -> None:
+        self.receipts: list[str] = []
+        self.counts: list[int] = []
+
+    def receipt(self, receipt: str) -> None:
+        """Keep a receipt."""
+        self.receipts.append(receipt)
+
+    def done(self, command: str, count: int) -> None:
+        """Keep a count."""
+        assert command == COMMAND.id
+        self.counts.append(count)
+
+
+class Clerk:
+    """Writes receipts that say only whose they are."""
+
+    node = "n1"
+
+    def receipt(self, run: Run, order: KillOrder, proof: Proof) -> str:
+        """Return the receipt of a job."""
+        assert order.command == COMMAND.id
+        assert proof is run.proof
+        return run.job_id
+
+
+@pytest.mark.parametrize(("given_back", "count"), [(True, 1), (False, 2)])
+def test_a_cutoff_counts_each_job_once(given_back: bool, count: int) -> None:
+    """One that ran, was given back to its lane and is swept there is one job; another that waited there is a second."""
+
+    async def cut() -> tuple[Post, Crew]:
+        stream, crew, post = Stream(), Crew(), Post()
+        job = crew.run.job_id if given_back else build.job().id
+        trusted = TrustedKey(KEY.key_id, KEY.public, ("kill",), ("*",))
+
+        async def learn() -> None:
+            """No queue stands."""
+
+        control = Control(
+            cast("Redis", stream),
+            Keys(),
+            cast("Store", Waiting(job, crew.run)),
+            Lanes("n1", ("*",), {}, "A"),
+            cast("Supervisor", crew),
+            cast("Mail", post),
+            cast("Notary", Clerk()),
+            cast("Rules", SimpleNamespace(node="n1", trust={KEY.key_id: trusted})),
+            cast("Sequences", None),
+            cast("Decider", None),
+            cast("Operator", SimpleNamespace(learn=learn)),
+        )
+        loop = asyncio.get_running_loop().create_task(control.run())
+        await await_until(lambda: bool(stream.acknowledged), "the kill is acknowledged")
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        await control.close()
+        assert crew.buried == [job]
+        return post, crew
+
+    post, crew = asyncio.run(cut())
+    assert post.counts == [count]
+    assert post.receipts == [crew.run.job_id]
