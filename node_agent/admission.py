@@ -214,8 +214,9 @@ def _task(spec: JobSpec, rules: Rules) -> Denial | None:
 
 
 def _enforceable(spec: JobSpec, host: Enforcement) -> Denial | None:
-    if spec.grants.tools:
-        return Denial(RefuseReason.UNENFORCEABLE, "tools are not in this version", spec)
+    for name, asked in _unbuilt(spec):
+        if asked:
+            return Denial(RefuseReason.UNENFORCEABLE, f"{name} is not in this version", spec)
     if spec.reuse and (why := _unshared(spec, host)):
         return Denial(RefuseReason.UNENFORCEABLE, why, spec)
     for name in asked_of(spec) if host.lacks else ():
@@ -230,6 +231,19 @@ def _enforceable(spec: JobSpec, host: Enforcement) -> Denial | None:
         message = f"without a memory cgroup a job's workspace has at most {most >> 20} MiB here, not {disk >> 20}"
         return Denial(RefuseReason.UNENFORCEABLE, f"{message}; `ringfence doctor` on the node prints the fix", spec)
     return None
+
+
+def _unbuilt(spec: JobSpec) -> tuple[tuple[str, bool], ...]:
+    grants = spec.grants
+    return (
+        ("tools", bool(grants.tools)),
+        ("mail", bool(grants.mail)),
+        ("agent", grants.agent is not None),
+        ("state", grants.state_bytes is not None),
+        ("watch", bool(grants.watch)),
+        ("spawn", grants.spawn is not None),
+        ("budget", spec.budget is not None),
+    )
 
 
 def _unshared(spec: JobSpec, host: Enforcement) -> str:

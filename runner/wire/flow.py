@@ -13,13 +13,27 @@ from typing import Final, Literal
 from runner.wire import ids
 from runner.wire.errors import RecordError
 
-__all__ = ["MAX_AFTER", "MAX_RETRIES", "MAX_SPAN_S", "After", "Backoff", "Concurrency", "Rate", "RetryRule", "Unique"]
+__all__ = [
+    "MAX_AFTER",
+    "MAX_BUDGET",
+    "MAX_RETRIES",
+    "MAX_SPAN_S",
+    "After",
+    "Backoff",
+    "Budget",
+    "Concurrency",
+    "Rate",
+    "RetryRule",
+    "Unique",
+]
 
 #: Most further attempts of one job, and most jobs that one job may wait for.
 MAX_RETRIES: Final = 1000
 MAX_AFTER: Final = 1000
 #: Longest period, delay or hold, in seconds.
 MAX_SPAN_S: Final = 366 * 86_400.0
+#: Largest bound of a budget, in its unit.
+MAX_BUDGET: Final = 1e15
 _MAX_COUNT: Final = 1_000_000
 _MAX_FACTOR: Final = 100
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -139,3 +153,34 @@ class Concurrency:
 def _check_key(key: str, path: str) -> None:
     if not _KEY.fullmatch(key):
         raise RecordError("a key is 1 to 128 printable ASCII characters without spaces", path=path)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What all jobs of a tenant that name the same ``key`` may spend together; None: not bounded.
+
+    ``requests``: proxied requests. ``tokens``: of models, in and out. ``cost_usd``: by the node's price table.
+    ``cpu_s``, ``wall_s``: of all attempts. ``calls``: tool calls. ``on_hit``: what happens to the jobs then. A budget
+    ends ``ttl_s`` after its last use; an ended one begins anew.
+    """
+
+    key: str
+    requests: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+    cpu_s: float | None = None
+    wall_s: float | None = None
+    calls: int | None = None
+    on_hit: Literal["freeze", "kill"] = "freeze"
+    ttl_s: float = 30 * 86_400.0
+
+    def __post_init__(self) -> None:
+        if not _KEY.fullmatch(self.key):
+            raise RecordError("a key has 1 to 128 printable ASCII characters without spaces", path="key")
+        bounds = (self.requests, self.tokens, self.cost_usd, self.cpu_s, self.wall_s, self.calls)
+        if all(bound is None for bound in bounds):
+            raise RecordError("a budget bounds something", path="budget")
+        if any(bound is not None and not 0 <= bound <= MAX_BUDGET for bound in bounds):
+            raise RecordError(f"a bound is 0 to {MAX_BUDGET:g}", path="budget")
+        if not 0 < self.ttl_s <= MAX_SPAN_S:
+            raise RecordError("a time is more than 0 and at most 366 days", path="ttl_s")

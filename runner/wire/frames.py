@@ -5,9 +5,11 @@ let a record of the job be taken for one of ours: after ``release`` the agent re
 the session.
 
     agent → worker   PLAN (values + descriptors) · PAYLOAD (chunk, more follow) · RELEASE (last chunk: run) ·
-                     NEXT (turn, whole payload + stdout, stderr, result: another attempt of a reused worker)
+                     NEXT (turn, whole payload + stdout, stderr, result: another attempt of a reused worker) ·
+                     SESSION (+ one end of a session of calls, see calls.py) · BUSY (too many sessions stand)
     worker → agent   READY (restricted, nothing run yet) · FAILED (JSON {step, errno}) · RUNNING (payload complete) ·
-                     DONE (exit code, turn: an attempt of a reused worker has ended)
+                     DONE (exit code, turn: an attempt of a reused worker has ended) ·
+                     OPEN (some process of the job asks for a session of calls; any of them may take the answer)
 """
 
 from __future__ import annotations
@@ -48,10 +50,13 @@ class Op(IntEnum):
     PAYLOAD = 2
     RELEASE = 3
     NEXT = 4
+    SESSION = 5
+    BUSY = 6
     READY = 16
     FAILED = 17
     RUNNING = 18
     DONE = 19
+    OPEN = 20
 
 
 def pack(op: Op, body: bytes = b"") -> bytes:

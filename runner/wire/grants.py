@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from runner.wire.errors import GrammarError
 
-__all__ = ["Grants", "NetGrant", "PathGrant", "SecretGrant", "format_bytes", "parse_bytes", "parse_net"]
+__all__ = ["Grants", "MailGrant", "NetGrant", "PathGrant", "SecretGrant", "format_bytes", "parse_bytes", "parse_net"]
 
 _SIZE: Final = re.compile(r"([0-9]{1,19})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _FACTOR: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -70,11 +70,22 @@ class SecretGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class MailGrant:
+    """One mailbox or topic of the job's tenant by name. ``mode``: what the job may do with it."""
+
+    name: str
+    mode: Literal["send", "receive", "both"] = "both"
+
+
+@dataclass(frozen=True, slots=True)
 class Grants:
     """Every permission one job asks for. None in a total means: not asked, the node's default limit applies.
 
     ``no_exec`` gives something up: no file that the job can write, and none of a path grant, can be executed.
-    ``service``: its tools reach the broker's service on the job's own loopback, which gives no value.
+    ``service``: its tools reach the broker's service on the job's own loopback, which gives no value. ``tools``:
+    node-side tools by name. ``agent``: the name whose ``/mem`` it uses. ``state_bytes``: most bytes of its ``/state``.
+    ``watch``: selectors of the jobs of its tenant that it may watch and signal (a service job). ``spawn``: most jobs
+    that it may start.
     """
 
     paths: tuple[PathGrant, ...] = ()
@@ -87,6 +98,11 @@ class Grants:
     disk_bytes: int | None = None
     no_exec: bool = False
     service: bool = False
+    mail: tuple[MailGrant, ...] = ()
+    agent: str | None = None
+    state_bytes: int | None = None
+    watch: tuple[str, ...] = ()
+    spawn: int | None = None
 
     @property
     def keyed(self) -> tuple[NetGrant, ...]:

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from runner.wire import codec, ids, record, sealed
 from runner.wire.errors import RecordError
-from runner.wire.flow import After, Concurrency, Rate, RetryRule, Unique
+from runner.wire.flow import After, Budget, Concurrency, Rate, RetryRule, Unique
 from runner.wire.grants import Grants
 
 __all__ = [
@@ -94,6 +94,7 @@ class JobSpec:
     unique: Unique | None = None
     rate: Rate | None = None
     concurrency: Concurrency | None = None
+    budget: Budget | None = None
     schedule: str | None = None
     sealed: dict[str, object] | None = None
     v: int = VERSION
