@@ -268,6 +268,7 @@ def asked_of(spec: JobSpec) -> tuple[str, ...]:
         ("disk", grants.disk_bytes is not None),
         ("no exec", grants.no_exec),
         ("service", grants.service),
+        ("unix", grants.unix),
         ("reuse", spec.reuse > 0),
     )
     return tuple(name for name, is_asked in asked if is_asked)

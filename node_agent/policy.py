@@ -18,6 +18,7 @@ never reaches another. Unknown keys refuse to load.
     secrets = ["EXAMPLE_*"]         # default none
     tools = []
     trusted = false                 # may run below level B
+    unix = false                    # may make Unix sockets beside host paths (--unix): whose sockets it then reaches
     service = false                 # may reach the broker's service on its own loopback
     reuse = false                   # may run where an attempt of the same task just ran (--reuse N)
     exec = true                     # false: only jobs that may not execute files of their own (--no-exec)
@@ -69,6 +70,7 @@ class Rule:
     tools: tuple[str, ...] = ()
     trusted: bool = False
     service: bool = False
+    unix: bool = False
     reuse: bool = False
     exec: bool = True
     max_memory: int | None = None
@@ -167,7 +169,7 @@ def _value(where: str, key: str, value: object) -> object:
             return parse_bytes(str(value))
         except WireError as error:
             raise PolicyError(f"{where}: {error}") from None
-    if key in ("trusted", "service", "reuse", "exec"):
+    if key in ("trusted", "service", "unix", "reuse", "exec"):
         if not isinstance(value, bool):
             raise PolicyError(f"{where} must be true or false")
         return value
@@ -236,6 +238,8 @@ def _uncovered(rule: Rule, spec: JobSpec) -> Iterator[str | None]:
         yield None if rule.trusted else "trusted jobs"
     if spec.grants.service:
         yield None if rule.service else "jobs with --service"
+    if spec.grants.unix:
+        yield None if rule.unix else "jobs with --unix"
     if spec.reuse:
         yield None if rule.reuse else "jobs with --reuse"
     yield None if rule.exec or spec.grants.no_exec else "jobs without --no-exec (exec=False)"

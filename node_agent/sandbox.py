@@ -69,7 +69,7 @@ def plan_of(spec: JobSpec, attempt: int, mounts: tuple[Mount, ...], uid: int, gi
         data_bytes=node.data_bytes,
         cpus=grants.cpus,
         result_bytes=min(limits.result_bytes or node.result_bytes, node.result_bytes),
-        allow_unix=not mounts and not any(path in node.loose_paths for path in shown),
+        allow_unix=grants.unix or (not mounts and not any(path in node.loose_paths for path in shown)),
         allow_exec=not grants.no_exec,
         nice=node.nice,
         broker=spec.needs_broker,

@@ -63,7 +63,8 @@ class Grants:
 
     ``read``, ``write``: absolute paths; a write path with ``:all`` behind it may also change what is run later (git
     hooks, editor settings). ``net``: ``HOST:PORT``. ``tools``: node-side tools by name. ``exec=False``: nothing that
-    the job writes or was granted can be executed, the node's own programs alone can.
+    the job writes or was granted can be executed, the node's own programs alone can. ``unix``: Unix sockets also beside granted host paths, whose own
+    sockets it then reaches.
     """
 
     read: Sequence[str] = ()
@@ -77,6 +78,7 @@ class Grants:
     disk: str | int | None = None
     exec: bool = True
     service: bool = False
+    unix: bool = False
     _wire: forms.Grants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +108,7 @@ class Grants:
             disk_bytes=_size(self.disk, "disk"),
             no_exec=not self.exec,
             service=self.service,
+            unix=self.unix,
         )
 
 

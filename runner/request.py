@@ -119,10 +119,11 @@ def build(
         raise UsageError("a command is a list of words, such as ['sh', '-c', 'echo hi']")
     try:
         tenant = ids.check_tenant(options.get("tenant") or tenant)
-        words = values.encode(list(args), MAX_ARGUMENTS_BYTES, "args", held)
-        named = values.encode(dict(kwargs or {}), MAX_ARGUMENTS_BYTES, "kwargs", held)
+        words = values.encode(list(args), MAX_ARGUMENTS_BYTES, "args", held) if args else []
+        named = values.encode(dict(kwargs), MAX_ARGUMENTS_BYTES, "kwargs", held) if kwargs else {}
         env = options.get("env") or {}
-        suspects.warn(suspects.suspects(argv, args, kwargs or {}, env))
+        if argv or args or kwargs or env:
+            suspects.warn(suspects.suspects(argv, args, kwargs or {}, env))
         not_before_ms, not_after_ms = _window(options, now)
         spec = JobSpec(
             id=ids.new_job_id(tenant),
@@ -217,12 +218,15 @@ def _unique(options: JobOptions) -> Unique | None:
 def _after(options: JobOptions, encoded: Sequence[Json]) -> After | None:
     """Return what the job waits for: the jobs of the option, and those whose results its arguments ask for."""
     found = dict.fromkeys(one if isinstance(one, str) else one.id for one in named_after(options))
-    found |= dict.fromkeys(sorted(passing.references(encoded)))
+    if any(encoded):
+        found |= dict.fromkeys(sorted(passing.references(encoded)))
     return After(tuple(found), options.get("on_failure") or "refuse") if found else None
 
 
 def _sealed(words: Json, named: Json, held: Sequence[Sealed], env: Mapping[str, object]) -> dict[str, object] | None:
     """Return the sealed values by their place; the client encrypts them once it knows for whom."""
+    if not held and not env:
+        return None
     found: dict[str, object] = dict(zip(sealed.places(words, named), held, strict=True))
     found |= {sealed.place_of(sealed.ENV, name): value for name, value in env.items() if isinstance(value, Sealed)}
     return found or None

@@ -142,6 +142,12 @@ def _no_exec(facts: Facts) -> _Decision:
     return False, "there is no view whose mounts could be noexec"
 
 
+def _unix(facts: Facts) -> _Decision:
+    if facts.view:
+        return True, "the job's own view and net namespace (policy: unix = true)"
+    return False, "without a view every socket of the host could be reached"
+
+
 def _reuse(facts: Facts) -> _Decision:
     if facts.view and facts.level in ("A", "B"):
         return True, "one job after the other, alone in one worker (seccomp); memory and modules stay"
@@ -198,6 +204,7 @@ _LIST: Final[dict[str, tuple[Callable[[Facts], _Decision], bool]]] = {
     "disk": (_disk, True),
     "no exec": (_no_exec, True),
     "service": (_service, True),
+    "unix": (_unix, True),
     "reuse": (_reuse, True),
     "files, wall, output, result": (_always("rlimit and the agent"), False),
     "fair share of the cpu": (_share, False),

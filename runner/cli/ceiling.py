@@ -97,6 +97,7 @@ def policy_text(allow: Sequence[Path], imports: Sequence[Import], net: Sequence[
         'secrets = ["*"]',
         'tools = ["*"]',
         "service = true",
+        "unix = true",
         "reuse = true",
     ]
     return "\n".join(lines) + "\n"

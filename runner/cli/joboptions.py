@@ -102,6 +102,7 @@ Pids = Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes
 Disk = Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="Size of /work.")]
 NoExec = Annotated[bool, typer.Option("--no-exec", help="Only the node's own programs can be executed.")]
 Service = Annotated[bool, typer.Option("--service", help="Its tools reach the broker on loopback; no values there.")]
+Unix = Annotated[bool, typer.Option("--unix", help="Unix sockets also beside granted paths, where policy agrees.")]
 Trusted = Annotated[bool, typer.Option("--trusted", help="May run below level B, where policy agrees.")]
 Tool = Annotated[list[str] | None, typer.Option("--tool", metavar="NAME", help="Not in this version.")]
 
@@ -137,6 +138,7 @@ class Asked:
     disk: str | None
     no_exec: bool
     service: bool
+    unix: bool
     trusted: bool
     tool: list[str] | None
     backoff: float | None = None
@@ -179,6 +181,7 @@ class Asked:
                 disk=self.disk,
                 no_exec=self.no_exec,
                 service=self.service,
+                unix=self.unix,
             ),
             tags=pairs(self.tag, "--tag"),
             env=pairs(self.env, "--env"),

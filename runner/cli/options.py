@@ -98,6 +98,7 @@ def build_grants(
     disk: str | None,
     no_exec: bool = False,
     service: bool = False,
+    unix: bool = False,
 ) -> Grants:
     """Return the grants that the options ask for. Paths become absolute here, on the operator's side.
 
@@ -117,6 +118,7 @@ def build_grants(
         disk=disk,
         exec=not no_exec,
         service=service,
+        unix=unix,
     )
 
 

@@ -71,6 +71,7 @@ def add(
     disk: opt.Disk = None,
     no_exec: opt.NoExec = False,
     service: opt.Service = False,
+    unix: opt.Unix = False,
     trusted: opt.Trusted = False,
     tool: opt.Tool = None,
     home: HomeOption = None,

@@ -82,7 +82,8 @@ class Grants:
     """Every permission one job asks for. None in a total means: not asked, the node's default limit applies.
 
     ``no_exec`` gives something up: no file that the job can write, and none of a path grant, can be executed.
-    ``service``: its tools reach the broker's service on the job's own loopback, which gives no value. ``tools``:
+    ``service``: its tools reach the broker's service on the job's own loopback, which gives no value. ``unix``:
+    it may make Unix sockets beside host paths that others can put a socket into. ``tools``:
     node-side tools by name. ``agent``: the name whose ``/mem`` it uses. ``state_bytes``: most bytes of its ``/state``.
     ``watch``: selectors of the jobs of its tenant that it may watch and signal (a service job). ``spawn``: most jobs
     that it may start.
@@ -98,6 +99,7 @@ class Grants:
     disk_bytes: int | None = None
     no_exec: bool = False
     service: bool = False
+    unix: bool = False
     mail: tuple[MailGrant, ...] = ()
     agent: str | None = None
     state_bytes: int | None = None

@@ -31,6 +31,8 @@ __all__ = [
 
 DEFAULT_TENANT: Final = "main"
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+#: Ten bits at a time: an id is made for each job.
+_PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
 _TENANT: Final = re.compile(r"[a-z0-9]{1,32}")
 _ULID: Final = re.compile(r"[0-7][0-9a-hjkmnp-tv-z]{25}")
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}")
@@ -41,7 +43,7 @@ def ulid(now_ms: int | None = None, random: bytes | None = None) -> str:
     """Return 26 lower-case Crockford characters: 48 bits of milliseconds, 80 random bits. Source: the ULID format."""
     stamp = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     number = (stamp << 80) | int.from_bytes(os.urandom(10) if random is None else random, "big")
-    return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+    return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 def new_job_id(tenant: str = DEFAULT_TENANT) -> str:

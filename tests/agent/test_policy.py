@@ -66,6 +66,7 @@ def test_a_path_prefix_is_no_parent() -> None:
         (Grants(net=(NetGrant("api.example.com", 443),)), "network destination"),
         (Grants(secrets=(SecretGrant("KEY", "get"),)), "secret KEY"),
         (Grants(service=True), "--service"),
+        (Grants(unix=True), "--unix"),
         (Grants(tools=("search",)), "tool search"),
         (Grants(memory_bytes=2 << 30), "memory"),
         (Grants(pids=10_000), "pids"),

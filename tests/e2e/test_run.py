@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 import signal
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,26 @@ def test_a_granted_folder_can_be_written_and_nothing_else(fleet: Fleet) -> None:
     assert done.returncode != 0
     assert (place / "file").read_text() == "x\n"
     assert (place / "file").stat().st_uid == place.stat().st_uid
+
+
+def test_a_unix_grant_reaches_a_socket_below_a_granted_folder(fleet: Fleet) -> None:
+    """A job with a path grant makes no Unix socket, unless that was granted, too: it then talks to what lies there."""
+    place = fleet.work / "db.sock"
+    code = f"from socket import *; s = socket(AF_UNIX); s.connect({str(place)!r}); print(s.recv(9).decode())"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place))
+        place.chmod(0o777)
+        server.listen()
+        words = ["run", "--write", f"{fleet.work}:all", "--", "/usr/bin/python3", "-c", code]
+        refused = fleet.run(*words)
+        assert refused.returncode == 1
+        assert "Operation not permitted" in refused.stderr
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(fleet.run, "run", "--unix", *words[1:])
+            client, _ = server.accept()
+            client.sendall(b"hello")
+            client.close()
+            assert (done.result().returncode, done.result().stdout) == (0, "hello\n")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from tests.agent.build import envelope, job, signer
 KEY: Final = signer()
 OPEN_TEXT: Final = (
     'version = 1\n[[allow]]\ncommands = ["*"]\ntasks = ["*"]\nread = ["*"]\nwrite = ["*"]\nnet = ["*"]\n'
-    'secrets = ["*"]\ntools = ["*"]\ntrusted = true\nservice = true\n'
+    'secrets = ["*"]\ntools = ["*"]\ntrusted = true\nservice = true\nunix = true\n'
 )
 OPEN: Final = parse(OPEN_TEXT)
 #: The same, but for one thing.
@@ -90,6 +90,7 @@ grants = st.builds(
     disk_bytes=st.none() | st.integers(1 << 20, 1 << 34),
     no_exec=st.booleans(),
     service=st.sampled_from((False, False, True)),
+    unix=st.sampled_from((False, False, True)),
 )
 jobs = st.builds(
     lambda **fields: job(**fields),
@@ -138,9 +139,11 @@ def openable(host: HostReport, spec: JobSpec) -> bool:
 
 
 def mounted(plan: Plan, spec: JobSpec) -> bool:
-    """Exactly the granted paths, each in its mode, and then no Unix sockets."""
+    """Exactly the granted paths, each in its mode, and then no Unix sockets that were not asked for."""
     wanted = [(grant.path, grant.mode) for grant in spec.grants.paths]
-    return [(mount.path, mount.mode) for mount in plan.mounts] == wanted and (not wanted or not plan.allow_unix)
+    return [(mount.path, mount.mode) for mount in plan.mounts] == wanted and (
+        not wanted or plan.allow_unix == spec.grants.unix
+    )
 
 
 ORACLE: Final[dict[str, Grant]] = {
@@ -148,6 +151,11 @@ ORACLE: Final[dict[str, Grant]] = {
     "net": Grant(lambda g: bool(g.net), lambda host, _: view(host), lambda *_: True),
     "secrets": Grant(lambda g: bool(g.secrets), lambda host, _: view(host), lambda plan, _: plan.broker),
     "tools": Grant(lambda g: bool(g.tools), lambda *_: False, lambda *_: False),
+    "mail": Grant(lambda g: bool(g.mail), lambda *_: False, lambda *_: False),
+    "agent": Grant(lambda g: g.agent is not None, lambda *_: False, lambda *_: False),
+    "state_bytes": Grant(lambda g: g.state_bytes is not None, lambda *_: False, lambda *_: False),
+    "watch": Grant(lambda g: bool(g.watch), lambda *_: False, lambda *_: False),
+    "spawn": Grant(lambda g: g.spawn is not None, lambda *_: False, lambda *_: False),
     "memory_bytes": Grant(
         lambda g: g.memory_bytes is not None,
         lambda host, _: grouped(host, "memory"),
@@ -165,6 +173,7 @@ ORACLE: Final[dict[str, Grant]] = {
         lambda plan, spec: plan.disk_bytes == spec.grants.disk_bytes,
     ),
     "service": Grant(lambda g: g.service, lambda host, _: view(host), lambda plan, _: plan.broker),
+    "unix": Grant(lambda g: g.unix, lambda host, _: view(host), lambda plan, _: plan.allow_unix),
     "no_exec": Grant(lambda g: g.no_exec, lambda host, _: view(host), lambda plan, spec: not plan.allow_exec),
 }
 
