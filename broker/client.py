@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from broker.vault.peer import peer_uid
 from broker.vault.sockets import CONTROL
 
-__all__ = ["ANSWER_S", "CONTROL", "BrokerAway", "BrokerClient", "LeaseAsk", "LeaseRefused", "SecretAsk"]
+__all__ = ["ANSWER_S", "CONTROL", "BrokerAway", "BrokerClient", "LeaseAsk", "LeaseRefused", "Opening", "SecretAsk"]
 
 #: Longest wait for one answer.
 ANSWER_S: Final = 2.0
@@ -72,6 +72,13 @@ class LeaseAsk:
     sealed: Mapping[str, str] = field(default_factory=dict)
     #: The id of the key whose signature admitted the job; with none, no sealed value opens.
     signer: str = ""
+
+
+class Opening(NamedTuple):
+    """An open lease. ``pending``: the names that wait for a person. ``sdks``: for which library a rule says one is."""
+
+    pending: tuple[str, ...]
+    sdks: dict[str, str]
 
 
 @dataclass(slots=True)
@@ -129,8 +136,8 @@ class BrokerClient:
         except BrokerAway:
             return False
 
-    async def open(self, ask: LeaseAsk, fds: Sequence[int]) -> tuple[str, ...]:
-        """Open a lease; returns the names that wait for a person.
+    async def open(self, ask: LeaseAsk, fds: Sequence[int]) -> Opening:
+        """Open a lease.
 
         ``fds``: the broker's end of the channel, the pidfds of mould and worker, and at level B the pid namespace. The
         caller keeps its own; copies are held here until ``close``.
@@ -171,8 +178,11 @@ class BrokerClient:
         except BaseException:
             await self.close(ask.attempt)
             raise
-        pending = reply.get("pending")
-        return tuple(str(name) for name in pending) if isinstance(pending, list) else ()
+        pending, sdks = reply.get("pending"), reply.get("sdks")
+        return Opening(
+            tuple(str(name) for name in pending) if isinstance(pending, list) else (),
+            {str(name): str(sdk) for name, sdk in sdks.items()} if isinstance(sdks, dict) else {},
+        )
 
     async def streams(self, attempt: str, fds: Sequence[int]) -> None:
         """Have a job's output scrubbed: the job's two read ends, our two write ends, and the alarm's write end.

@@ -1,4 +1,4 @@
-"""Port: runner.signing. Admission: may this claimed job run on this node? Every check on values; a doubt is a denial.
+"""Port: runner.signing, runner.scripts. Admission: may this claimed job run here? Checks on values; a doubt is a denial.
 
 Called by the supervisor for each claim, before anything of the job exists on the host. Pure: trust, policy, host facts,
 time and the ledger's answer come in, an Admitted or a Denial comes out. Must never look at the envelope's content
@@ -15,11 +15,13 @@ from typing import Final
 
 from node_agent import policy as policies
 from node_agent.policy import Policy
-from runner import signing
+from runner import lineage, signing
+from runner.scripts.payload import JobData, Link
 from runner.wire import reuse
 from runner.wire import schedule as schedules
 from runner.wire import spec as specs
 from runner.wire.card import TrustedKey
+from runner.wire.derived import BeyondError
 from runner.wire.errors import WireError
 from runner.wire.spec import JobSpec
 from runner.wire.states import RefuseReason
@@ -37,7 +39,8 @@ _LEVELS: Final = ("A", "B", "C", "D", "E", "F")
 class Offer:
     """What a claim brought: the received bytes, where the store says they belong, and the limits it applied.
 
-    ``occurrence``: the bytes are a signed schedule's, and the job is that of this due time (Unix ms).
+    ``occurrence``: the bytes are a signed schedule's, and the job is that of this due time (Unix ms). ``links``: the
+    job is the child that they lead to.
     """
 
     job_id: str
@@ -47,6 +50,7 @@ class Offer:
     signature: str
     flow: str = ""
     occurrence: int | None = None
+    links: tuple[Link, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Enforcement:
     ``lacks``: promise (read, write, net HOST:PORT, memory, cpu, pids, disk) → why it is not kept here. ``why`` and
     ``fix`` say what is missing below B and the exact command that helps. ``most_pids``: without a cpu controller a job
     with many processes starves the agent (attack 35). ``most_disk_bytes``: without a memory cgroup a workspace is
-    charged to nobody (attack 33).
+    charged to nobody (attack 33). ``prices``: this node knows what models cost.
     """
 
     level: str
@@ -65,11 +69,15 @@ class Enforcement:
     fix: str = ""
     most_pids: int | None = None
     most_disk_bytes: int | None = None
+    prices: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Everything a node judges by. ``tasks``: modules whose tasks it serves (the task allow-list)."""
+    """Everything a node judges by. ``tasks``: modules whose tasks it serves (the task allow-list).
+
+    ``fleet``: the public key of the node cards; None: this home has none.
+    """
 
     node: str
     trust: Mapping[str, TrustedKey]
@@ -77,6 +85,7 @@ class Rules:
     enforcement: Enforcement
     tasks: tuple[str, ...] = ()
     labels: Mapping[str, str] | None = None
+    fleet: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,7 @@ def admit(offer: Offer, rules: Rules, ledger: Callable[[str, int], str], now_ms:
 
     An attempt that the ledger knows as ``started`` is not denied here: the supervisor reports it as lost.
     """
-    known = _verified(offer, rules)
+    known = _verified(offer, rules, now_ms)
     if isinstance(known, Denial):
         return known
     key, spec = known
@@ -120,11 +129,11 @@ def admit(offer: Offer, rules: Rules, ledger: Callable[[str, int], str], now_ms:
     decision = policies.decide(rules.policy, spec, key.id)
     if not decision.allowed:
         return Denial(RefuseReason.POLICY, decision.message, spec)
-    denial = _task(spec, rules) or _enforceable(spec, rules.enforcement)
+    denial = _task(spec, rules) or _tools(spec, rules) or _enforceable(spec, rules.enforcement)
     return denial if denial is not None else Admitted(spec, key.id, decision.rule, decision.net)
 
 
-def _verified(offer: Offer, rules: Rules) -> tuple[TrustedKey, JobSpec] | Denial:
+def _verified(offer: Offer, rules: Rules, now_ms: int) -> tuple[TrustedKey, JobSpec] | Denial:
     key_id = offer.signature.partition(".")[0]
     key = rules.trust.get(key_id)
     if key is None or key.revoked:
@@ -134,8 +143,13 @@ def _verified(offer: Offer, rules: Rules) -> tuple[TrustedKey, JobSpec] | Denial
     if not signing.verify(key.public, schedules.domain_of(offer.occurrence), offer.envelope, offer.signature):
         return Denial(RefuseReason.BAD_SIGNATURE, "the signature does not cover the received bytes: changed")
     try:
-        # Nobody but the client signed an occurrence: it is worked out again here (attack 4).
-        return key, schedules.job_of(offer.envelope, offer.occurrence)
+        # Nobody but the client signed an occurrence or a child: it is worked out again here (attack 4).
+        found = JobData(offer.envelope, offer.signature, offer.occurrence, offer.links)
+        return key, lineage.job_of(found, rules.fleet, now_ms)
+    except lineage.ForgedLinkError as error:
+        return Denial(RefuseReason.BAD_SIGNATURE, str(error))
+    except BeyondError as error:
+        return Denial(RefuseReason.POLICY, f"a child job asks for more than its parent was granted: {error}")
     except WireError as error:
         return Denial(RefuseReason.BAD_HASH, f"the signed job is no valid record: {error}")
 
@@ -213,12 +227,20 @@ def _task(spec: JobSpec, rules: Rules) -> Denial | None:
     return Denial(RefuseReason.UNKNOWN_TASK, f"{message}; start it with --import MODULE[:DIR]", spec)
 
 
+def _tools(spec: JobSpec, rules: Rules) -> Denial | None:
+    missing = [name for name in spec.grants.tools if name not in rules.policy.tools]
+    if not missing:
+        return None
+    message = f"node {rules.node} has no tool {missing[0]!r}; declare it as [[tool]] in its policy file"
+    return Denial(RefuseReason.UNENFORCEABLE, message, spec)
+
+
 def _enforceable(spec: JobSpec, host: Enforcement) -> Denial | None:
-    for name, asked in _unbuilt(spec):
-        if asked:
-            return Denial(RefuseReason.UNENFORCEABLE, f"{name} is not in this version", spec)
     if spec.reuse and (why := _unshared(spec, host)):
         return Denial(RefuseReason.UNENFORCEABLE, why, spec)
+    if spec.budget is not None and spec.budget.cost_usd is not None and not host.prices:
+        message = "this node has no price table, so it can't bound cost (cost_usd): write prices.toml in its home"
+        return Denial(RefuseReason.UNENFORCEABLE, message, spec)
     for name in asked_of(spec) if host.lacks else ():
         if name in host.lacks:
             message = f"this host can't enforce {name!r} at level {host.level}: {host.lacks[name]}"
@@ -231,19 +253,6 @@ def _enforceable(spec: JobSpec, host: Enforcement) -> Denial | None:
         message = f"without a memory cgroup a job's workspace has at most {most >> 20} MiB here, not {disk >> 20}"
         return Denial(RefuseReason.UNENFORCEABLE, f"{message}; `ringfence doctor` on the node prints the fix", spec)
     return None
-
-
-def _unbuilt(spec: JobSpec) -> tuple[tuple[str, bool], ...]:
-    grants = spec.grants
-    return (
-        ("tools", bool(grants.tools)),
-        ("mail", bool(grants.mail)),
-        ("agent", grants.agent is not None),
-        ("state", grants.state_bytes is not None),
-        ("watch", bool(grants.watch)),
-        ("spawn", grants.spawn is not None),
-        ("budget", spec.budget is not None),
-    )
 
 
 def _unshared(spec: JobSpec, host: Enforcement) -> str:

@@ -23,6 +23,7 @@ from node_agent.settings import AgentSettings
 from node_agent.spread import spread
 from node_agent.storelink import connect, disconnect
 from runner import keyring
+from runner.wire.cluster import keys_of
 
 __all__ = ["serve"]
 
@@ -64,7 +65,7 @@ async def _boot(ground: Ground, url: str, stop: asyncio.Event) -> None:
             client = connect(url)
             stack.push_async_callback(disconnect, client)
             clients.append(client)
-        session = Session(ground, clients, host=_host_id(), hostname=socket.gethostname())
+        session = Session(ground, clients, keys_of(url), host=_host_id(), hostname=socket.gethostname())
         stack.push_async_callback(session.stop)
         try:
             await session.start()

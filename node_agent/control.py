@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, cast
 
@@ -20,6 +20,7 @@ from node_agent.admission import Rules
 from node_agent.cancelling import end_all
 from node_agent.deciding import Decider
 from node_agent.errors import StoreAwayError
+from node_agent.kernel.family import NOTICE
 from node_agent.lanes import Lanes
 from node_agent.mail import Mail
 from node_agent.operating import Operator
@@ -38,6 +39,7 @@ from runner.wire.command import MAX_COMMAND_BYTES, OPERATES, Command
 from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
 from runner.wire.keys import Keys
+from runner.wire.receipt import PauseReceipt
 from runner.wire.states import END_STATES
 
 __all__ = ["Control", "judge"]
@@ -51,6 +53,7 @@ _RIGHTS: Final = {
     "kill": {"kill"},
     "pause": {"kill", "operate"},
     "resume": {"kill", "operate"},
+    "signal": {"kill", "operate"},
     "approve": {"operate"},
     "deny": {"operate"},
     **{op: {"operate"} for op in OPERATES},
@@ -99,6 +102,8 @@ class Control:
         self._pauser = Pauser(notary, mail)
         self._decider = decider
         self._operator = operator
+        #: Carries out a signal for one attempt; without ``act`` it only says that this was done before.
+        self.signalled: Callable[[Run, Command, bool], Awaitable[PauseReceipt]] = self._no_signals
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[tuple[str, str]] = set()
         self._again = True
@@ -206,6 +211,10 @@ class Control:
         job = fields.get(b"job", b"").decode("ascii", "replace")
         why = fields.get(b"why")
         named = why in {b"held", b"removed"}
+        if why == NOTICE:
+            if self._supervisor.family is not None:
+                await self._supervisor.family.hear(job)
+            return
         try:
             command = record.loads(Command, payload, limit_bytes=MAX_COMMAND_BYTES)
         except WireError as error:
@@ -232,11 +241,9 @@ class Control:
             await self._decider.decide(command, key.id, self._supervisor.find(job) or await self._arriving(job))
 
     async def _hold(self, command: Command, key: TrustedKey) -> None:
-        """Pause or resume what runs here and is hit; answer for each, and a selector with the count."""
+        """Pause, resume or signal what runs here and is hit; answer for each, and a selector with the count."""
         await self._supervisor.end_idle()
-        op: Literal["pause", "resume"] = "pause" if command.op == "pause" else "resume"
-        holder: Holder = "operator" if "operate" in key.may else "owner"
-        order = Order(op, holder, command.id, command.reason, command.by)
+        op = command.op
         one = command.selector.value if command.selector.kind == "job" else None
         if one is not None:
             if not _covers(key, ids.tenant_of(one)):
@@ -262,10 +269,21 @@ class Control:
             self._mail.paused(answer)
         else:
             act = known == "new"
-            for receipt in await asyncio.gather(*(self._pauser.carry_out(run, order, act=act) for run in hit)):
+            for receipt in await asyncio.gather(*(self._held(run, command, key, act) for run in hit)):
                 self._mail.paused(receipt)
         if one is None:
             self._mail.done(command.id, len(hit))
+
+    async def _held(self, run: Run, command: Command, key: TrustedKey, act: bool) -> PauseReceipt:
+        if command.op == "signal":
+            return await self.signalled(run, command, act)
+        op: Literal["pause", "resume"] = "pause" if command.op == "pause" else "resume"
+        holder: Holder = "operator" if "operate" in key.may else "owner"
+        return await self._pauser.carry_out(run, Order(op, holder, command.id, command.reason, command.by), act=act)
+
+    async def _no_signals(self, run: Run, command: Command, act: bool) -> PauseReceipt:
+        why = "this node takes no signals"
+        return self._notary.pause_receipt(run.job_id, command.id, "signal", "refused", attempt=run.attempt, reason=why)
 
     async def _kill(self, command: Command, job: str, *, removed: bool) -> None:
         order = _order(command)
@@ -359,4 +377,4 @@ def _aims_at(command: Command, key: TrustedKey, run: Run) -> bool:
 
 
 def _order(command: Command) -> KillOrder:
-    return KillOrder(command.id, command.issued_at_ms, command.grace_s, command.force, command.reason, command.by)
+    return KillOrder.of(command)

@@ -10,8 +10,8 @@ from typing import Final, Literal, Protocol
 
 from node_agent.records import Notary
 from node_agent.run import Run, now_ms
-from node_agent.runs import Desk
 from node_agent.sequences import Sequences
+from node_agent.telling import Desk
 from node_agent.vaultdesk import SecretsError, VaultDesk
 from node_agent.vaultnews import VaultNews
 from runner.wire import ids

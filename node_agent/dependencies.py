@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from node_agent.admission import Denial
 from node_agent.errors import StoreAwayError
-from runner import signing, trust
+from runner import lineage, signing, trust
 from runner.scripts import payload
 from runner.wire import codec, passing
 from runner.wire import schedule as schedules
@@ -36,7 +36,7 @@ from runner.wire.receipt import Outcome
 from runner.wire.spec import JobSpec
 from runner.wire.states import RefuseReason, State
 
-__all__ = ["Dependencies"]
+__all__ = ["Dependencies", "Ended"]
 
 #: Jobs looked at in one round trip.
 BATCH: Final = 32
@@ -58,6 +58,14 @@ class _Found:
     data: bytes
     outcome: bytes
     signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job's end as its node signed it, and the JSON bytes of its result; None: it returned none."""
+
+    outcome: Outcome
+    value: bytes | None
 
 
 class Dependencies:
@@ -84,6 +92,29 @@ class Dependencies:
             return await self._with_results(spec, wanted, ends) if wanted else spec
         except _Unmet as error:
             return Denial(RefuseReason.DEPENDENCY_FAILED, str(error), spec)
+        except RedisError as error:
+            raise StoreAwayError(f"the store failed ({type(error).__name__})") from error
+
+    async def known(self, job: str, tenant: str) -> JobSpec | None:
+        """Return a stored job as it was signed, if a key did that whose jobs this node takes. Raises StoreAwayError."""
+        try:
+            (found,) = await self._read([job])
+        except RedisError as error:
+            raise StoreAwayError(f"the store failed ({type(error).__name__})") from error
+        spec = self._signed_spec(found.data)[0] if found is not None else None
+        return spec if spec is not None and (spec.id, spec.tenant) == (job, tenant) else None
+
+    async def end_of(self, job: str, tenant: str) -> Ended | str:
+        """Return how a job ended, or why nobody's word on that counts. Raises StoreAwayError."""
+        if self._fleet is None:
+            return "this node's home has no keys/fleet.pub to check how other jobs ended: copy it there"
+        try:
+            (found,) = await self._read([job])
+            outcome = await self._verified(job, "", tenant, found)
+            value = await self._result(job, outcome) if outcome.result_sha256 is not None else None
+            return Ended(outcome, value)
+        except _Unmet as error:
+            return str(error)
         except RedisError as error:
             raise StoreAwayError(f"the store failed ({type(error).__name__})") from error
 
@@ -121,7 +152,7 @@ class Dependencies:
             raise _Unmet(f"under the id of job {job} lies another job than the one that this one waited for: {_ANEW}")
         lane = specs.lane_of(spec)
         for fresh in (False, True):
-            cards = await self._fleet_cards(fresh=fresh)
+            cards = await self.fleet_cards(fresh=fresh)
             outcome = trust.signed_outcome(cards, job, lane, found.outcome, found.signature)
             if outcome is not None:
                 if not trust.is_end_of(outcome, digest):
@@ -139,11 +170,11 @@ class Dependencies:
             domain = schedules.domain_of(offer.occurrence)
             if not signing.verify(key.public, domain, offer.envelope, offer.signature):
                 return None, ""
-            spec = schedules.job_of(offer.envelope, offer.occurrence)
+            spec = lineage.job_of(offer, self._fleet, time.time_ns() // 1_000_000)
         except WireError:
             return None, ""
         fits = "*" in key.tenants or spec.tenant in key.tenants
-        return (spec if fits else None), hashlib.sha256(offer.envelope).hexdigest()
+        return (spec if fits else None), offer.sha256
 
     async def _with_results(self, spec: JobSpec, wanted: frozenset[str], ends: Mapping[str, Outcome]) -> JobSpec:
         """Put each result, or what stands for it, where the signed arguments ask for it."""
@@ -200,7 +231,8 @@ class Dependencies:
         rows = cast("list[list[bytes | None]]", await _answer(pipe.execute()))
         return [_found(row) for row in rows]
 
-    async def _fleet_cards(self, *, fresh: bool) -> tuple[NodeCard, ...]:
+    async def fleet_cards(self, *, fresh: bool) -> tuple[NodeCard, ...]:
+        """Return the valid cards of the fleet; ``fresh``: not older than this call. Raises RedisError."""
         if fresh or time.monotonic() >= self._cards_until:
             found = cast("dict[bytes, bytes]", await _answer(self._client.hgetall(self._keys.cards())))
             now_ms = time.time_ns() // 1_000_000

@@ -97,8 +97,10 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._sent_s = 0.0
         self._work = True
-        #: Set while the last turn found the lanes empty.
+        #: Set while the last turn found the lanes empty; and while a slot is free.
         self.dry = asyncio.Event()
+        self.room = asyncio.Event()
+        self._note_room()
         self._claiming = True
         #: Whether to claim one job at a time.
         self.sparing: Callable[[], bool] = lambda: False
@@ -133,6 +135,7 @@ class Dispatcher:
         self._finishes.append(finish)
         if free_slot and finish.claim.slot is not None:
             self._free.add(finish.claim.slot)
+            self.room.set()
         if self.busy > CROWD and finish.state is not State.KILLED:
             self._stir_at(self._sent_s + COMPANY_S)
         else:
@@ -223,6 +226,7 @@ class Dispatcher:
             self._learn(reply.lanes)
         self._note_work(turn, reply)
         self._free -= {claim.slot for claim in reply.claims}
+        self._note_room()
         for finish, answer in zip(turn.finishes, reply.finishes, strict=True):
             crew.finished(finish, answer)
         for mark in reply.starts:
@@ -241,6 +245,12 @@ class Dispatcher:
         # What became free meanwhile has its own time: an end that came during the turn waits for company, too.
         if self._work and not self._free.isdisjoint(turn.free):
             self._stirred.set()
+
+    def _note_room(self) -> None:
+        if self._free:
+            self.room.set()
+        else:
+            self.room.clear()
 
     def _note_work(self, turn: Turn, reply: TurnReply) -> None:
         if turn.free:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from broker.egress.orders import MAX_RECORD_BYTES, dump_authority, dump_rules
-from broker.egress.rules import Rules
+from broker.egress.rules import Route, Rules
 from node_agent.cancelling import end_all
+from node_agent.doornews import Denied, Metered, denied_of, metered_of
 from node_agent.errors import EgressAwayError, EgressMissingError, EgressRefusedError, NodeError
 from node_agent.keyline import KeyLine
 from node_agent.reach import rules_of
@@ -30,7 +31,7 @@ from runner.wire.codec import Json
 from runner.wire.errors import WireError
 from runner.wire.grants import NetGrant
 
-__all__ = ["SOCKET_NAME", "Denied", "Door", "Egress", "rules_of"]
+__all__ = ["SOCKET_NAME", "Denied", "Door", "Egress", "Metered", "rules_of"]
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +41,6 @@ SOCKET_NAME: Final = "egress.sock"
 WAIT_S: Final = 2.0
 _PAUSE_S: Final = 0.05
 _STEP: Final = "start it: `ringfence egress` on this node, with the agent's --home"
-
-
-@dataclass(frozen=True, slots=True)
-class Denied:
-    """A destination that a job asked for and did not get."""
-
-    attempt: str
-    host: str
-    port: int
-    why: str
 
 
 @dataclass(slots=True, eq=False)
@@ -82,21 +73,22 @@ class Egress:
         never: Sequence[tuple[str, int]],
         on_denied: Callable[[Denied], None],
         on_used: Callable[[str, dict[str, int]], None] = lambda _attempt, _counts: None,
+        on_metered: Callable[[Metered], None] = lambda _: None,
     ) -> None:
         """``never``: hosts and ports that no policy opens, the store's above all.
 
-        ``on_used``: told what an attempt did through its door, once that is closed.
+        ``on_used``: told what an attempt did through its door, once that is closed. ``on_metered``: told while it does.
         """
         self._path = path
         self._never = tuple(never)
-        self._on_denied, self._on_used = on_denied, on_used
+        self._on_denied, self._on_used, self.on_metered = on_denied, on_used, on_metered
         self._link: _Link | None = None
         self._lock = asyncio.Lock()
         self._doors: dict[str, Door] = {}
         self._greeting: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[None] | None = None
         self._stopped = False
-        self._closing: set[asyncio.Future[dict[str, Json]]] = set()
+        self._closing: dict[asyncio.Future[dict[str, Json]], str] = {}
         #: What `nodes` shows of it: none, ok, weak or away.
         self.state = "none"
 
@@ -104,15 +96,21 @@ class Egress:
         """Begin to look whether an egress process serves this home, for ``state``; nobody waits for it."""
         self._greeting = asyncio.get_running_loop().create_task(self._greet())
 
-    async def check(self, net: Sequence[NetGrant], named: Iterable[str], keyed: Sequence[NetGrant] = ()) -> Rules:
+    async def check(
+        self,
+        net: Sequence[NetGrant],
+        named: Iterable[str],
+        keyed: Sequence[NetGrant] = (),
+        routes: Sequence[Route] = (),
+    ) -> Rules:
         """Return the rules of an attempt, once the egress process has found nothing against them.
 
-        ``named``, ``keyed``: as for ``rules_of``.
+        ``named``, ``keyed``, ``routes``: as for ``rules_of``.
 
         Raises:
             EgressMissingError: none serves this home. EgressAwayError: it does not answer now. EgressRefusedError.
         """
-        rules = rules_of(net, named, self._never, keyed)
+        rules = rules_of(net, named, self._never, keyed, routes)
         answer = await self._asked(lambda link: link.ask({"op": "check", **dump_rules(rules)}))
         refused = answer.get("refused")
         if refused:
@@ -149,7 +147,7 @@ class Egress:
             with suppress(EgressAwayError):
                 answer = self._link.drop(door)
         if answer is not None:
-            self._closing.add(answer)
+            self._closing[answer] = door.attempt
             answer.add_done_callback(partial(self._used, door.attempt))
 
     async def settled(self) -> None:
@@ -173,7 +171,7 @@ class Egress:
                 await self._linked()
 
     def _used(self, attempt: str, answer: asyncio.Future[dict[str, Json]]) -> None:
-        self._closing.discard(answer)
+        self._closing.pop(answer, None)
         usage = None if answer.cancelled() or answer.exception() is not None else answer.result().get("usage")
         counts = {name: count for name, count in usage.items() if type(count) is int} if isinstance(usage, dict) else {}
         if any(counts.values()):
@@ -238,10 +236,11 @@ class Egress:
             self.state = "weak" if told.get("weak") else "ok"
 
     def _take(self, record: dict[str, Json]) -> None:
-        attempt = str(record.get("attempt"))
-        port = record.get("port")
-        if record.get("op") == "denied" and attempt in self._doors and isinstance(port, int):
-            self._on_denied(Denied(attempt, str(record.get("host"))[:253], port, str(record.get("why"))[:200]))
+        if (denied := denied_of(record)) is not None and denied.attempt in self._doors:
+            self._on_denied(denied)
+        metered = metered_of(record)
+        if metered is not None and (metered.attempt in self._doors or metered.attempt in self._closing.values()):
+            self.on_metered(metered)
 
     def _lost(self, link: _Link) -> None:
         if self._link is link:

@@ -139,6 +139,7 @@ def _outcome(claim: Claim, run: Run, ending: Ending, notary: Notary, known: Evid
         processes=usage.processes,
         output_bytes=known.output_bytes,
         tail="" if ending.state == State.FINISHED else known.tail,
+        calls=() if ending.state == State.FINISHED or notary.witness is None else notary.witness.failed(run),
         error=known.result.error if known.result is not None else None,
     )
 
@@ -164,7 +165,7 @@ def order_of(word: KillWord) -> KillOrder:
         command = record.loads(Command, word.command, limit_bytes=MAX_COMMAND_BYTES)
     except WireError:
         return KillOrder("", now_ms(), reason="unreadable tombstone", by="unverified")
-    return KillOrder(command.id, command.issued_at_ms, command.grace_s, command.force, command.reason, command.by)
+    return KillOrder.of(command)
 
 
 def exception_ending(error: dict[str, str], limit: str = "", data_bytes: int | None = None) -> Ending:

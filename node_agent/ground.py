@@ -27,6 +27,8 @@ from node_agent.containment.lower.workspace import Workspaces
 from node_agent.containment.paths import Protected
 from node_agent.containment.sweep import Journal, sweep_folders
 from node_agent.errors import InvariantError, LeftoverError, NameTakenError, PolicyError, SetupError
+from node_agent.kernel import prices
+from node_agent.kernel.prices import Prices
 from node_agent.placing import Placing
 from node_agent.sandbox import Defaults
 from node_agent.settings import AgentSettings
@@ -58,6 +60,8 @@ class Ground:
     signer: Signer
     card: bytes
     policy: policy.Policy
+    #: What models cost; None: nobody said, and no job whose budget bounds cost is let in.
+    prices: Prices | None
     trust: trust.Trust
     #: The key that signs the fleet's cards; None if this home does not hold it.
     fleet: str | None
@@ -93,9 +97,11 @@ class Ground:
                 report.fix,
                 most_pids=None if "cpu" in report.enforces else MOST_PIDS,
                 most_disk_bytes=self._room(report).most_disk,
+                prices=self.prices is not None,
             ),
             tasks=self.settings.tasks,
             labels=self.settings.labels,
+            fleet=self.fleet,
         )
 
     def defaults(self, report: HostReport) -> Defaults:
@@ -165,6 +171,7 @@ def prepare(settings: AgentSettings) -> Ground:
             signer=keyring.node_key(home, settings.name),
             card=keyring.load_card(home, settings.name),
             policy=ceiling,
+            prices=_load_prices(settings, home),
             trust=trust.load(home.trust),
             fleet=keyring.load_fleet_public(home) if home.fleet_pub.exists() else None,
             groups=groups,
@@ -290,17 +297,34 @@ def _usual_homes() -> list[Path]:
 def _load_policy(settings: AgentSettings, home: Home) -> policy.Policy:
     path = settings.policy or home.path / "policy.toml"
     try:
-        with path.open("rb") as file:
-            check_private_file(path, os.fstat(file.fileno()), secret=False)
-            if os.geteuid() == 0:
-                check_root_only(path.parent)
-            return policy.parse(file.read().decode("utf-8"))
+        return policy.parse(_private_text(path))
     except FileNotFoundError:
         raise PolicyError(
             f"no policy at {path}: write one (docs/operations.md shows it) or name one with --policy"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyError(f"the policy {path} can't be read: {error}") from None
+
+
+def _load_prices(settings: AgentSettings, home: Home) -> Prices | None:
+    path = settings.prices or home.path / "prices.toml"
+    try:
+        return prices.parse(_private_text(path))
+    except FileNotFoundError:
+        if settings.prices is None:
+            return None
+        raise PolicyError(f"no price table at {path}: write one, or leave RINGFENCE_PRICES out") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"the price table {path} can't be read: {error}") from None
+
+
+def _private_text(path: Path) -> str:
+    """Return a file that nobody else can write. Raises OSError, UnicodeDecodeError, ConfigError."""
+    with path.open("rb") as file:
+        check_private_file(path, os.fstat(file.fileno()), secret=False)
+        if os.geteuid() == 0:
+            check_root_only(path.parent)
+        return file.read().decode("utf-8")
 
 
 def _take_name(folder: Path, name: str) -> int:

@@ -112,6 +112,8 @@ class Lanes:
             return ()
         self._turn = (self._turn + 1) % len(lanes)
         order = lanes[self._turn :] + lanes[: self._turn]
+        if woken in lanes:
+            order = (woken, *(lane for lane in order if lane != woken))
         return _by_queue(order) if self._priorities else order
 
     def _windowed(self, woken: str | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from runner.wire.flow import Backoff, RetryRule
 from runner.wire.spec import JobSpec
 from runner.wire.states import FailReason, RefuseReason, State, retryable
 
-__all__ = ["LIMIT_REASONS", "Cause", "Ending", "conclude", "next_attempt_ms"]
+__all__ = ["LIMIT_REASONS", "Cause", "Ending", "conclude", "left", "next_attempt_ms"]
 
 #: The reason that a met limit gives a bad end, and the words for it.
 LIMIT_REASONS: Final = {
@@ -32,7 +32,19 @@ _SIGNALLED: Final = 128
 _MOST_SIGNALS: Final = 65
 
 Cause = Literal[
-    "", "kill", "time_limit", "pause_limit", "output_limit", "secret_leaked", "lease", "shutdown", "drain", "crowded"
+    "",
+    "kill",
+    "time_limit",
+    "pause_limit",
+    "output_limit",
+    "secret_leaked",
+    "lease",
+    "shutdown",
+    "drain",
+    "crowded",
+    "exit",
+    "policy",
+    "trust",
 ]
 
 
@@ -81,6 +93,13 @@ def conclude(verdict: Verdict, cause: Cause, *, result_problem: str | None = Non
         return Ending(State.FAILED, FailReason.RESULT_NOT_STORABLE, *_codes(verdict), detail=result_problem)
     if verdict.code != 0:
         return Ending(State.FAILED, FailReason.EXIT, *_codes(verdict), detail=_told(verdict))
+    return Ending(State.FINISHED, None, 0)
+
+
+def left(code: int) -> Ending:
+    """Return the end of an attempt that asked its node to end it with this exit code."""
+    if code:
+        return Ending(State.FAILED, FailReason.EXIT, code, detail=f"exit code {code}, by the job's own call")
     return Ending(State.FINISHED, None, 0)
 
 
@@ -137,6 +156,8 @@ def _forced(verdict: Verdict, cause: Cause) -> Ending:
             return Ending(State.LOST, "drain", *_codes(verdict), detail="its node was drained, and its time was over")
         case "shutdown":
             return Ending(State.LOST, "shutdown", detail="the node agent was stopped while the job ran")
+        case "policy" | "trust":
+            return Ending(State.KILLED, cause, *_codes(verdict))
         case _:
             return Ending(State.KILLED, "kill", *_codes(verdict))
 

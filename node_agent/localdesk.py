@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 
 from node_agent.records import Notary
 from node_agent.run import KillOrder, now_ms
@@ -19,11 +20,14 @@ _MAX_WAIT_S = 3600.0
 
 
 class LocalDesk:
-    """Serves ``{"op": "kill", "job", "grace_s", "force", "reason", "wait_s"}`` and ``{"op": "runs"}``."""
+    """Serves ``{"op": "kill", "job", "grace_s", "force", "reason", "wait_s"}``, ``{"op": "runs"}``, ``"metrics"``."""
 
-    def __init__(self, supervisor: Supervisor, notary: Notary) -> None:
+    def __init__(
+        self, supervisor: Supervisor, notary: Notary, metrics: Callable[[], dict[str, codec.Json]] = dict
+    ) -> None:
         self._supervisor = supervisor
         self._notary = notary
+        self._metrics = metrics
 
     async def handle(self, request: dict[str, codec.Json]) -> dict[str, object]:
         """Return the answer to one request; an unknown op is an error."""
@@ -31,6 +35,8 @@ class LocalDesk:
             return await self._kill(request)
         if request.get("op") == "runs":
             return {"runs": [{"job": run.job_id, "attempt": run.attempt} for run in self._supervisor.runs()]}
+        if request.get("op") == "metrics":
+            return {"node": self._notary.node, "metrics": self._metrics()}
         return {"error": "unknown op"}
 
     async def _kill(self, request: dict[str, codec.Json]) -> dict[str, object]:

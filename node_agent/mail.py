@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 
 EVENTS_MAX: Final = 100_000
 EVENTS_TTL_S: Final = 30 * 86_400
+#: Of what a job itself can cause: its own stream holds little, and none is kept while the store is away for long.
+JOB_EVENTS_MAX: Final = 1000
+JOB_EVENTS_TTL_S: Final = 7 * 86_400
+_MOST_WAITING: Final = 10_000
 REPLY_TTL_S: Final = 3600
 BACKOFF_S: Final = (0.05, 2.0)
 _BATCH: Final = 256
@@ -86,6 +90,14 @@ class Mail:
         """Store a signed event soon: of a tenant's job, or (None) of the node."""
         fields: dict[str, bytes | str | int] = {"event": event.payload, "sig": event.signature}
         self._put(_Entry(self._keys.events(tenant), fields, EVENTS_TTL_S, EVENTS_MAX))
+
+    def job_event(self, job: str, event: Signed) -> bool:
+        """Store a signed event that ``job`` itself has caused soon; False if too much waits already."""
+        if len(self._out) >= _MOST_WAITING:
+            return False
+        fields: dict[str, bytes | str | int] = {"event": event.payload, "sig": event.signature}
+        self._put(_Entry(self._keys.job_events(job), fields, JOB_EVENTS_TTL_S, JOB_EVENTS_MAX))
+        return True
 
     def receipt(self, receipt: Receipt) -> None:
         """Answer the receipt's own command; a local kill has none."""

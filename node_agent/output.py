@@ -56,13 +56,16 @@ class Capture:
         limit_bytes: int,
         on_limit: Callable[[], None],
         watch: Pipes,
+        on_listen: Callable[[], None] | None = None,
     ) -> None:
+        """``on_listen``: called when the pipes are watched from then on."""
         self._loop = asyncio.get_running_loop()
         self._pipes = watch
         self._open = {fd: number for number, fd in enumerate(pipes, 1)}
         self._sink = sink
         self._limit_bytes = limit_bytes
         self._on_limit = on_limit
+        self._on_listen = on_listen
         self._pending: list[Chunk] = []
         self._tail: deque[Chunk] = deque()
         self._tail_bytes = 0
@@ -114,6 +117,8 @@ class Capture:
 
     def _listen(self) -> None:
         self._listening = True
+        if self._on_listen is not None:
+            self._on_listen()
         for fd in self._open:
             self._pipes.watch(fd, self._read)
 

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from node_agent.containment.errors import ContainmentError
 from node_agent.containment.freezing import Still
-from node_agent.records import Notary
+from node_agent.records import Notary, Signed
 from node_agent.run import Run, Tree, now_ms
-from node_agent.runs import Desk
+from node_agent.telling import Desk
 from runner.wire.event import EventType
 from runner.wire.receipt import PauseReceipt
 from runner.wire.states import State
@@ -24,7 +24,7 @@ from runner.wire.states import State
 __all__ = ["Holder", "Order", "Pauser", "still_all"]
 
 #: Who holds a job. Each lifts its own hold alone, but for an operator, who lifts them all.
-Holder = Literal["operator", "owner", "disk"]
+Holder = Literal["operator", "owner", "disk", "approval", "budget", "watch", "loop", "drift"]
 #: How long a kill of many waits for the freeze that comes before it, in seconds: then it goes on without.
 KILL_FREEZE_S: Final = 0.25
 #: How long a pause waits for a claimed job to start, in seconds.
@@ -42,10 +42,17 @@ class Order:
     by: str = ""
 
 
+class Emits(Protocol):
+    """Where a pause's events go."""
+
+    def emit(self, tenant: str | None, event: Signed, /) -> None:
+        """Store an event soon; never blocks, never raises."""
+
+
 class Pauser:
     """Pauses for one boot."""
 
-    def __init__(self, notary: Notary, desk: Desk) -> None:
+    def __init__(self, notary: Notary, desk: Emits) -> None:
         self._notary = notary
         self._desk = desk
 

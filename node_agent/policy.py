@@ -17,6 +17,11 @@ never reaches another. Unknown keys refuse to load.
     net = ["api.example.com:443"]   # default none
     secrets = ["EXAMPLE_*"]         # default none
     tools = []
+    mail = ["team-*"]               # mailboxes and topics; default none
+    agents = ["researcher"]         # names whose /mem a job may use; default none
+    watch = ["tag:team=acme"]       # selectors of jobs that a service job may watch and signal; default none
+    state = "16M"                   # most bytes of /state; default none
+    spawn = 10                      # most jobs that a job may start; default none
     trusted = false                 # may run below level B
     unix = false                    # may make Unix sockets beside host paths (--unix): whose sockets it then reaches
     service = false                 # may reach the broker's service on its own loopback
@@ -27,20 +32,28 @@ never reaches another. Unknown keys refuse to load.
     max_pids = 1024
     max_disk = "4G"
     max_timeout_s = 86400.0
+
+What a running job may then do with its grants: `calls` and `[[call]]` rules, in policycalls.py. What counts as a loop:
+`[loop]`, in policyloop.py. The node's own tools:
+`[[tool]]`, in kernel/tools.py.
 """
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
 from broker.egress.errors import BadRequestError
 from broker.egress.rules import canonical
 from node_agent.errors import PolicyError
+from node_agent.kernel.tools import Tool, parse_tools
+from node_agent.policycalls import Calls, below, matches, parse_calls
+from node_agent.policyloop import LoopRule, parse_loop
 from runner.wire.errors import WireError
 from runner.wire.grants import NetGrant, parse_bytes
 from runner.wire.spec import JobSpec
@@ -48,7 +61,9 @@ from runner.wire.spec import JobSpec
 __all__ = ["Decision", "Policy", "Rule", "decide", "parse"]
 
 _LISTS: Final = ("tenants", "queues", "keys", "commands", "tasks", "read", "write", "net", "secrets", "tools")
-_SIZES: Final = ("max_memory", "max_disk")
+_MORE_LISTS: Final = ("mail", "agents", "watch")
+_SIZES: Final = ("max_memory", "max_disk", "state")
+_WHOLE: Final = ("max_pids", "spawn")
 _ANY: Final = ("*",)
 
 
@@ -68,6 +83,11 @@ class Rule:
     net: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    mail: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    watch: tuple[str, ...] = ()
+    state: int | None = None
+    spawn: int | None = None
     trusted: bool = False
     service: bool = False
     unix: bool = False
@@ -87,10 +107,18 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All rules in file order. ``rq_stop``: RQ's own, unsigned stop command is carried out."""
+    """All rules in file order. ``rq_stop``: RQ's own, unsigned stop command is carried out.
+
+    ``calls``: what running jobs may do with their grants. ``version``: SHA-256 of the file's text, in hex.
+    ``tools``: what node-side tools there are (`[[tool]]`, kernel/tools.py); a job still needs its rule to allow one.
+    """
 
     rules: tuple[Rule, ...] = ()
     rq_stop: bool = False
+    calls: Calls = Calls()  # noqa: RUF009 - frozen
+    loop: LoopRule = LoopRule()  # noqa: RUF009 - frozen
+    version: str = ""
+    tools: Mapping[str, Tool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +150,13 @@ def parse(text: str) -> Policy:
         if not isinstance(entries, list):
             raise PolicyError(f"[[{effect}]] must be a list of tables")
         rules += [_rule(effect, index, entry) for index, entry in enumerate(entries, 1)]
+    version = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    tools = parse_tools(table.pop("tool", []))
+    calls = parse_calls(table.pop("call", []), table.pop("calls", "granted"), version)
+    loop = parse_loop(table.pop("loop", {}))
     if table:
         raise PolicyError(f"unknown key {sorted(table)[0]!r} in the policy")
-    return Policy(tuple(rules), rq_stop)
+    return Policy(tuple(rules), rq_stop, calls, loop, version, tools)
 
 
 def decide(policy: Policy, spec: JobSpec, signer: str) -> Decision:
@@ -162,7 +194,7 @@ def _rule(effect: Literal["allow", "deny"], index: int, entry: object) -> Rule:
 
 
 def _value(where: str, key: str, value: object) -> object:
-    if key in _LISTS:
+    if key in _LISTS or key in _MORE_LISTS:
         return _list(where, key, value)
     if key in _SIZES:
         try:
@@ -175,7 +207,7 @@ def _value(where: str, key: str, value: object) -> object:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise PolicyError(f"{where} must be a positive number")
-    return int(value) if key == "max_pids" else float(value)
+    return int(value) if key in _WHOLE else float(value)
 
 
 def _list(where: str, key: str, value: object) -> tuple[str, ...]:
@@ -197,11 +229,7 @@ def _tree(where: str, path: str) -> str:
 
 
 def _concerns(rule: Rule, spec: JobSpec, signer: str) -> bool:
-    return _match(rule.tenants, spec.tenant) and _match(rule.queues, spec.queue) and _match(rule.keys, signer)
-
-
-def _match(patterns: tuple[str, ...], name: str) -> bool:
-    return "*" in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+    return matches(rule.tenants, spec.tenant) and matches(rule.queues, spec.queue) and matches(rule.keys, signer)
 
 
 def _match_net(patterns: tuple[str, ...], grant: NetGrant) -> bool:
@@ -224,16 +252,12 @@ def _net_entry(entry: str) -> str:
     return _destination(host, int(port)) if port.isascii() and port.isdigit() and len(port) < 6 else entry.lower()
 
 
-def _below(trees: tuple[str, ...], path: str) -> bool:
-    return any(tree == "*" or path == tree or path.startswith(tree.rstrip("/") + "/") for tree in trees)
-
-
 def _uncovered(rule: Rule, spec: JobSpec) -> Iterator[str | None]:
     """Yield one entry per thing asked: None if the rule covers it, else its name."""
     if spec.argv is not None:
-        yield None if _match(rule.commands, spec.argv[0]) else f"the command {spec.argv[0]!r}"
+        yield None if matches(rule.commands, spec.argv[0]) else f"the command {spec.argv[0]!r}"
     else:
-        yield None if _match(rule.tasks, spec.task or "") else f"the task {spec.task!r}"
+        yield None if matches(rule.tasks, spec.task or "") else f"the task {spec.task!r}"
     if spec.trusted:
         yield None if rule.trusted else "trusted jobs"
     if spec.grants.service:
@@ -245,14 +269,29 @@ def _uncovered(rule: Rule, spec: JobSpec) -> Iterator[str | None]:
     yield None if rule.exec or spec.grants.no_exec else "jobs without --no-exec (exec=False)"
     for path in spec.grants.paths:
         trees = rule.write if path.mode == "write" else rule.read + rule.write
-        yield None if _below(trees, path.path) else f"to {path.mode} {path.path}"
+        yield None if below(trees, path.path) else f"to {path.mode} {path.path}"
     for net in spec.grants.reach:
         yield None if _match_net(rule.net, net) else f"the network destination {net.host}:{net.port}"
     for secret in spec.grants.secrets:
-        yield None if _match(rule.secrets, secret.name) else f"the secret {secret.name}"
+        yield None if matches(rule.secrets, secret.name) else f"the secret {secret.name}"
     for tool in spec.grants.tools:
-        yield None if _match(rule.tools, tool) else f"the tool {tool}"
+        yield None if matches(rule.tools, tool) else f"the tool {tool}"
+    yield from _kernel(rule, spec)
     yield from _ceilings(rule, spec)
+
+
+def _kernel(rule: Rule, spec: JobSpec) -> Iterator[str | None]:
+    """Yield what is asked of the node's own services, as _uncovered does."""
+    grants = spec.grants
+    for box in grants.mail:
+        yield None if matches(rule.mail, box.name) else f"the mailbox {box.name}"
+    if grants.agent is not None:
+        yield None if matches(rule.agents, grants.agent) else f"the agent's name {grants.agent}"
+    for chosen in grants.watch:
+        yield None if matches(rule.watch, chosen) else f"to watch {chosen}"
+    for name, asked, most in (("a /state of", grants.state_bytes, rule.state), ("to spawn", grants.spawn, rule.spawn)):
+        if asked is not None:
+            yield None if asked <= (most or 0) else f"{name} {asked} (at most {most or 0})"
 
 
 def _ceilings(rule: Rule, spec: JobSpec) -> Iterator[str | None]:
@@ -271,18 +310,23 @@ def _ceilings(rule: Rule, spec: JobSpec) -> Iterator[str | None]:
 def _denied(rule: Rule, spec: JobSpec) -> Iterator[str]:
     """Yield what a deny rule hits. A rule that names nothing denies every job it concerns."""
     named = rule.commands + rule.tasks + rule.read + rule.write + rule.net + rule.secrets + rule.tools
+    named += rule.mail + rule.agents + rule.watch
     if not named:
         yield "jobs of this tenant, queue and key"
         return
-    if spec.argv is not None and _match(rule.commands, spec.argv[0]):
+    if spec.argv is not None and matches(rule.commands, spec.argv[0]):
         yield f"the command {spec.argv[0]!r}"
-    if spec.task is not None and _match(rule.tasks, spec.task):
+    if spec.task is not None and matches(rule.tasks, spec.task):
         yield f"the task {spec.task!r}"
     for path in spec.grants.paths:
         # Who may write may read, so a denied read denies the write too.
         trees = rule.read + rule.write if path.mode == "write" else rule.read
-        if _below(trees, path.path) or any(tree.startswith(path.path.rstrip("/") + "/") for tree in trees):
+        if below(trees, path.path) or any(tree.startswith(path.path.rstrip("/") + "/") for tree in trees):
             yield f"to {path.mode} {path.path}"
     yield from (f"the network destination {n.host}" for n in spec.grants.reach if _match_net(rule.net, n))
-    yield from (f"the secret {s.name}" for s in spec.grants.secrets if _match(rule.secrets, s.name))
-    yield from (f"the tool {tool}" for tool in spec.grants.tools if _match(rule.tools, tool))
+    yield from (f"the secret {s.name}" for s in spec.grants.secrets if matches(rule.secrets, s.name))
+    yield from (f"the tool {tool}" for tool in spec.grants.tools if matches(rule.tools, tool))
+    yield from (f"the mailbox {box.name}" for box in spec.grants.mail if matches(rule.mail, box.name))
+    if spec.grants.agent is not None and matches(rule.agents, spec.grants.agent):
+        yield f"the agent's name {spec.grants.agent}"
+    yield from (f"to watch {chosen}" for chosen in spec.grants.watch if matches(rule.watch, chosen))

@@ -10,7 +10,7 @@ from typing import Final
 
 from broker.egress.errors import BadRequestError
 from broker.egress.orders import MAX_RECORD_BYTES, MAX_RULES, dump_rules
-from broker.egress.rules import LOCAL_NAMES, Destination, Rules, canonical
+from broker.egress.rules import LOCAL_NAMES, Destination, Route, Rules, canonical
 from node_agent.errors import EgressRefusedError
 from runner.wire import codec
 from runner.wire.grants import NetGrant
@@ -26,10 +26,12 @@ def rules_of(
     named: Iterable[str],
     never: Iterable[tuple[str, int]],
     keyed: Sequence[NetGrant] = (),
+    routes: Sequence[Route] = (),
 ) -> Rules:
     """Return the rules of one attempt.
 
     ``named``: what the policy rule lists; its patterns name no address. ``keyed``: the hosts of proxied secrets.
+    ``routes``: other ways to say some of both.
 
     Raises:
         EgressRefusedError: a grant is no destination, or they are too many.
@@ -42,9 +44,9 @@ def rules_of(
     ports = {each.port for each in granted | hosts}
     spelt = [each for each in map(_spelt, named) if each is not None and each.port in ports]
     own = [each for each in (_spelt(f"{host}:{port}", any_name=True) for host, port in never) if each is not None]
-    if max(len(granted), len(own), len(hosts)) > MAX_RULES:
+    if max(len(granted), len(own), len(hosts), len(routes)) > MAX_RULES:
         raise EgressRefusedError(f"a job may have {MAX_RULES} net grants")
-    rules = Rules(granted, frozenset(spelt[:MAX_RULES]), frozenset(own), hosts)
+    rules = Rules(granted, frozenset(spelt[:MAX_RULES]), frozenset(own), hosts, tuple(routes))
     size = len(codec.dump(dump_rules(rules)))
     if size > _MAX_RULES_BYTES:
         # Such a record would arrive cut off, and end the line with every other job's door.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from node_agent.run import KillOrder, Proof, Run, now_ms
 from runner import signing
@@ -20,7 +20,7 @@ from runner.wire.event import Event, EventType
 from runner.wire.receipt import Outcome, PauseReceipt, Receipt
 from runner.wire.times import iso
 
-__all__ = ["Late", "Notary", "Noted", "Signed"]
+__all__ = ["Late", "Notary", "Noted", "Signed", "Witness"]
 
 #: Most records of a turn under one signature: each doubling makes every signature text 43 characters longer.
 PAGE_RECORDS: Final = 8
@@ -81,6 +81,19 @@ class Noted:
     signature: Late
 
 
+class Witness(Protocol):
+    """Who records what is signed (kernel/witness.py). Each method returns the head of the record that holds it."""
+
+    def event(self, kind: EventType, job: str, attempt: int, detail: dict[str, str | int | float | bool]) -> str:
+        """Record an event."""
+
+    def receipt(self, receipt: Receipt) -> str:
+        """Record a receipt of a kill."""
+
+    def failed(self, run: Run) -> tuple[str, ...]:
+        """Record the last calls of an attempt that did not end well; return the newest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Notary:
     """Signs for one boot of one node."""
@@ -89,6 +102,7 @@ class Notary:
     node: str
     boot: str
     level: str
+    witness: Witness | None = None
     #: The page that is being filled, as its only item.
     _pages: list[Page] = field(default_factory=list, repr=False, compare=False)
 
@@ -202,6 +216,10 @@ class Notary:
         return dataclasses.replace(receipt, signer=self.signer.key_id, signature=signature)
 
     def _event(self, kind: EventType, job: str, attempt: int, detail: dict[str, str | int | float | bool]) -> bytes:
+        if self.witness is not None:
+            # An end takes the record's head along, so that whoever reads it holds an anchor (attack 31).
+            head = self.witness.event(kind, job, attempt, detail)
+            detail = {**detail, "flight": head} if kind is EventType.JOB_ENDED else detail
         return record.dumps(Event(kind, now_ms(), job, attempt, self.node, self.boot, detail))
 
     def _noted(self, domain: Domain, payload: bytes) -> Noted:
@@ -210,5 +228,7 @@ class Notary:
         return Noted(payload, self._pages[0].add(domain, payload))
 
     def _signed(self, receipt: Receipt) -> Receipt:
+        if self.witness is not None:
+            receipt = dataclasses.replace(receipt, flight=self.witness.receipt(receipt))
         _, signature = signing.signed_receipt(self.signer, receipt)
         return dataclasses.replace(receipt, signer=self.signer.key_id, signature=signature)

@@ -36,6 +36,8 @@ __all__ = ["Store"]
 TTL_S: Final = 7 * 86_400
 #: Most payload bytes in one reply; one job may exceed it once.
 REPLY_BYTES: Final = 8 * 1024 * 1024
+#: As prelude.lua has it.
+WAKE_TTL_S: Final = 60
 #: Ids that a sweep looks at per lane and call.
 WINDOW: Final = 512
 #: Lanes that RQ's tools are shown of a worker: each is written for each slot, in one step.
@@ -345,6 +347,13 @@ class Store:
         keys = [self._keys.wake(lane) for lane in lanes] or [self._keys.wake("")]
         found = cast("list[bytes] | None", await answered(self._client.blpop(keys, timeout=timeout_s)))
         return None if found is None else found[0].decode("utf-8", "replace").removeprefix(self._keys.wake(""))
+
+    async def pass_on(self, lane: str) -> None:
+        """Give a wake-up back that this agent can't use."""
+        pipe = self._client.pipeline(transaction=True)
+        pipe.lpush(self._keys.wake(lane), "1")
+        pipe.expire(self._keys.wake(lane), WAKE_TTL_S)
+        await answered(pipe.execute())
 
     def _workers(self, slots: int) -> list[str]:
         return [self._keys.worker(self.worker_name(slot)) for slot in range(slots)]

@@ -10,24 +10,31 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from node_agent.containment.freezing import Still
 from node_agent.containment.plan import Verdict
+from node_agent.kernel.ring import Ring
 from node_agent.lifecycle import Cause, Ending
 from node_agent.walltime import WallTime
+from runner.wire.command import Command
 from runner.wire.spec import JobSpec
 from runner.wire.states import State
 
 #: A kill that takes longer than this shows as ``killing``, in seconds; most are over before.
 SHOW_S = 0.02
+#: What a kill is called that is a signal.
+_CAUSES: Final[dict[str, Cause]] = {"POLICY": "policy", "TRUST": "trust"}
 
-__all__ = ["KillOrder", "Proof", "Run", "Tree", "now_ms"]
+__all__ = ["Helper", "KillOrder", "Proof", "Run", "Tree", "now_ms"]
 
 
 @dataclass(frozen=True, slots=True)
 class KillOrder:
-    """One kill as it reached this node. ``command`` is empty for a local kill. ``requested_at_ms``: Unix time."""
+    """One kill as it reached this node. ``command`` is empty for a local kill. ``requested_at_ms``: Unix time.
+
+    ``cause``: policy and trust are kills, too, under names of their own.
+    """
 
     command: str
     requested_at_ms: int
@@ -35,6 +42,14 @@ class KillOrder:
     force: bool = False
     reason: str = ""
     by: str = ""
+    cause: Cause = "kill"
+
+    @classmethod
+    def of(cls, command: Command) -> KillOrder:
+        """Return the order in an operator's command."""
+        cause = _CAUSES.get(command.signal or "", "kill")
+        reason = f"{command.signal}: {command.reason}".rstrip(": ") if command.signal else command.reason
+        return cls(command.id, command.issued_at_ms, command.grace_s, command.force, reason, command.by, cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +66,37 @@ class Proof:
         return self.verdict is None or self.verdict.proved
 
 
+class Helper(Protocol):
+    """What runs for an attempt outside its sandbox and must not outlive it."""
+
+    @property
+    def gone(self) -> asyncio.Future[None]:
+        """Done once the kernel has shown that nothing of it is left."""
+
+    def kill(self) -> None:
+        """Kill every process of it."""
+
+    async def freeze(self, frozen: bool) -> None:
+        """Let no process of it run, or let them go on."""
+
+
 class Tree(Protocol):
     """The part of an Attempt that a kill needs."""
 
     def terminate(self) -> None:
         """Ask the first process to end (SIGTERM)."""
 
+    def tell(self, number: int) -> None:
+        """Send SIGTERM, SIGINT, SIGUSR1 or SIGUSR2 to the first process."""
+
     def kill(self) -> None:
         """Kill every process of the attempt."""
 
     def sockets(self) -> int:
         """Count the sockets that its processes hold open."""
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds that it has used so far, as far as they can be seen."""
 
     async def freeze(self, frozen: bool, timeout_s: float = ...) -> Still:
         """Let no process of the attempt run, or let them go on."""
@@ -79,6 +114,8 @@ class Run:
     #: Of the verified envelope, in hex.
     envelope_sha256: str | None = None
     selectors: tuple[str, ...] = ()
+    #: The id of the key that signed the job, once it is admitted.
+    signer: str = ""
     started_at_ms: int | None = None
     cause: Cause = ""
     era: int = 0
@@ -88,12 +125,20 @@ class Run:
     tree: Tree | None = None
     proved: asyncio.Future[Proof] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     acknowledged: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    #: Called with each kill before it acts.
+    on_order: Callable[[KillOrder], None] | None = None
+    #: The last calls of the attempt, once it has made one.
+    ring: Ring | None = None
     #: Called when a kill is under way for longer than SHOW_S.
     on_kill: Callable[[], None] | None = None
     marked: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     #: Who holds the job paused (see pausing.py), and what keeps two such orders apart.
     holders: set[str] = field(default_factory=set)
     holding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: The exit code that the job asked to end with (`leave`).
+    exit_code: int | None = None
+    #: What else runs for the attempt outside its sandbox and dies with it: its tool calls.
+    helpers: set[Helper] = field(default_factory=set)
     wall: WallTime | None = None
     #: Shows a state of the running attempt in the store.
     show: Callable[[State], None] | None = None
@@ -106,9 +151,11 @@ class Run:
 
     def kill(self, order: KillOrder) -> None:
         """Take a kill order: at once before the start, gracefully or hard after it. Never raises."""
+        if self.on_order is not None:
+            self.on_order(order)
         self.orders.append(order)
         if not self.cause:
-            self.cause = "kill"
+            self.cause = order.cause
         if self.tree is None:
             return
         if self.on_kill is not None:
@@ -123,10 +170,16 @@ class Run:
 
     def stop(self, cause: Cause) -> None:
         """End the attempt hard for the node's own reason; a kill that was ordered before keeps its name."""
-        if not self.cause:
+        if self.cause in ("", "exit"):
             self.cause = cause
         if self.tree is not None:
             self._hard()
+
+    def leave(self, code: int) -> None:
+        """End the attempt as if its first process had exited with ``code``: the job asked for it."""
+        if not self.cause:
+            self.cause, self.exit_code = "exit", code
+        self._hard()
 
     def give_up(self, cause: Cause, grace_s: float) -> None:
         """End the attempt for the node's own reason: SIGTERM first if there is a grace, hard after it."""
@@ -142,6 +195,14 @@ class Run:
         self.tree = tree
         if self.cause:
             self._hard()
+
+    async def unhelped(self) -> None:
+        """Kill what runs for the attempt elsewhere, and wait until none of it is left."""
+        while self.helpers:
+            for helper in self.helpers:
+                helper.kill()
+            await asyncio.wait([helper.gone for helper in self.helpers])
+            self.helpers = {helper for helper in self.helpers if not helper.gone.done()}
 
     def settle(self, proof: Proof) -> None:
         """Tell all that nothing of the job is left; a later proof replaces one that was none or was overruled."""
@@ -162,6 +223,8 @@ class Run:
         self.forced = True
         if self.tree is not None:
             self.tree.kill()
+        for helper in self.helpers:
+            helper.kill()
 
 
 def now_ms() -> int:

@@ -8,26 +8,31 @@ Called by the supervisor, which carries claims out on top of it, the dispatcher 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from node_agent import endings, lifecycle
 from node_agent.admission import Admitted, Denial, Offer, Rules, admit
 from node_agent.containment.lower.slots import LowSlot
 from node_agent.containment.slots import Slot
 from node_agent.containment.sweep import Journal
-from node_agent.dispatch import Dispatcher
+from node_agent.dispatch import BACKOFF_S, Dispatcher
 from node_agent.endings import Evidence
+from node_agent.errors import StoreAwayError
+from node_agent.kernel.desk import Desk as KernelDesk
+from node_agent.kernel.errors import CallError
+from node_agent.kernel.family import Family, order_of
+from node_agent.kernel.witness import Witness
 from node_agent.ledger import Ledger
 from node_agent.lifecycle import Ending
-from node_agent.output import Chunk
 from node_agent.placing import Placing
-from node_agent.records import Notary, Signed
+from node_agent.records import Notary
 from node_agent.run import KillOrder, Proof, Run, now_ms
 from node_agent.sandbox import Defaults
+from node_agent.spread import spread
 from node_agent.stage import Stage
+from node_agent.telling import Desk
 from node_agent.turns import Claim, Dead, Finish, FinishReply, KillWord, Orphan, Start, StartReply
 from runner.scripts import payload
 from runner.wire import spec as specs
@@ -40,19 +45,6 @@ __all__ = ["Desk", "Runs", "Tools"]
 
 #: As turn.lua counts.
 _CRASHES: Final = 3
-
-
-class Desk(Protocol):
-    """Where the supervisor's words go besides the turn."""
-
-    async def log(self, claim: Claim, chunks: Sequence[Chunk]) -> None:
-        """Store output in order; waits while the store is away, never raises."""
-
-    def emit(self, tenant: str | None, event: Signed) -> None:
-        """Store an event soon; never blocks, never raises."""
-
-    def answer(self, run: Run, order: KillOrder) -> None:
-        """Send the receipt of a kill that was found in the store, once the end is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +67,10 @@ class Tools:
     serves: Callable[[str], bool]
     #: Looks at the jobs that one waited for: the job with their results in its arguments, or why it must not run.
     settle: Callable[[JobSpec], Awaitable[JobSpec | Denial]]
+    #: Who records and counts what happens; None: nobody (tests).
+    witness: Witness | None = None
+    #: What running jobs may ask for; None: no calls.
+    kernel: KernelDesk | None = None
     #: What jobs may ask for together.
     placing: Placing = field(default_factory=Placing)
     #: Called when the node's own disk took no more.
@@ -94,6 +90,11 @@ class Runs:
     def healthy(self) -> bool:
         """False while a kill of this node is not proved."""
         return not self._unproved
+
+    @property
+    def family(self) -> Family | None:
+        """The ties between jobs, where jobs may start others."""
+        return None if self._tools.kernel is None else self._tools.kernel.family
 
     def runs(self) -> tuple[Run, ...]:
         """Every attempt that this boot holds now."""
@@ -192,6 +193,10 @@ class Runs:
             self._dispatcher.finish(endings.finish_of(finish.claim, run, ending, self._tools.notary), free_slot=False)
             return
         del self._runs[finish.claim.job]
+        if self._tools.witness is not None:
+            self._tools.witness.ended(finish, taken=reply.result == "done")
+        if reply.result == "done" and finish.state is State.KILLED and run.spec is not None and self.family is not None:
+            self.family.killed(run.spec)
         if reply.result == "done" and run.spec is not None and run.started_at_ms is not None:
             self._tools.ledger.ended(run.spec.nonce, finish.claim.attempt, run.spec.not_after_ms)
         if not run.acknowledged.done():
@@ -221,6 +226,8 @@ class Runs:
         run = Run(claim.job, claim.attempt, claim.slot, claim.seq)
         run.on_kill = lambda: self._show_killing(claim, run)
         run.show = lambda state: self._dispatcher.mark(Start(claim, state))
+        if (witness := self._tools.witness) is not None:
+            run.on_order = lambda order: witness.ordered(claim.job, claim.attempt, order)
         older = self._runs.get(claim.job)
         if older is not None and not older.acknowledged.done():
             # The store gave the job out anew, so it has written the older attempt's finish.
@@ -238,8 +245,51 @@ class Runs:
         if word is not None:
             self._tools.desk.answer(run, endings.order_of(word))
 
+    async def _settled(self, run: Run, spec: JobSpec) -> JobSpec | Ending:
+        """Look at the jobs above it and at those that it waited for.
+
+        While the store is away, wait for it or for the run's own end.
+        """
+        wait_s = BACKOFF_S[0]
+        if spec.ancestors and await self._killed_above(run, spec):
+            return Ending(State.KILLED, "kill")
+        while not run.stopping:
+            try:
+                found = await self._tools.settle(spec)
+                return endings.denied(found) if isinstance(found, Denial) else found
+            except StoreAwayError:
+                await asyncio.sleep(spread(wait_s))
+                wait_s = min(2 * wait_s, BACKOFF_S[1])
+        why = "ended before the jobs that it waited for were looked at"
+        return endings.denied(Denial(RefuseReason.DEPENDENCY_FAILED, why, spec))
+
+    async def _killed_above(self, run: Run, spec: JobSpec) -> bool:
+        """Whether a job above this one was killed: then this one is, too."""
+        job = "" if self.family is None else await self.family.killed_above(spec, lambda: run.stopping)
+        if job:
+            run.kill(order_of(job))
+        return bool(job)
+
+    def _recorded(self, claim: Claim, run: Run, admitted: Admitted) -> bool:
+        """Record that the attempt is let in; without a record it goes back to its lane, and none other is taken."""
+        witness, policy = self._tools.witness, self._tools.rules.policy
+        try:
+            if witness is not None:
+                rule, signer = admitted.rule, admitted.signer
+                witness.admitted(admitted.spec, claim.attempt, signer=signer, rule=rule, policy=policy.version)
+        except CallError:
+            run.stop("lease")
+            return False
+        return True
+
     def _admit(self, claim: Claim, run: Run) -> Admitted | Denial:
-        """Judge the received bytes; fill in what the signed envelope says."""
+        """Judge the received bytes; fill in what the signed envelope says; record a refusal."""
+        decision = self._judge(claim, run)
+        if isinstance(decision, Denial) and self._tools.witness is not None:
+            self._tools.witness.refused(claim.job, claim.attempt, decision.reason, decision.message)
+        return decision
+
+    def _judge(self, claim: Claim, run: Run) -> Admitted | Denial:
         if claim.oversized or claim.odd:
             what = "is too large" if claim.oversized else f"carries {', '.join(claim.odd)}"
             return Denial(RefuseReason.BAD_HASH, f"the stored job {what}; no job of ours does")
@@ -247,10 +297,12 @@ class Runs:
             data = payload.parse(claim.data)
         except WireError as error:
             return Denial(RefuseReason.BAD_HASH, f"the stored job was refused: {error}")
-        offer = Offer(claim.job, claim.lane, claim.attempt, data.envelope, data.signature, claim.flow, data.occurrence)
+        signed = (data.envelope, data.signature)
+        offer = Offer(claim.job, claim.lane, claim.attempt, *signed, claim.flow, data.occurrence, data.links)
         decision = admit(offer, self._tools.rules, self._tools.ledger.look, now_ms())
         run.spec = decision.spec
+        run.signer = decision.signer if isinstance(decision, Admitted) else ""
         if run.spec is not None:
-            run.envelope_sha256 = hashlib.sha256(data.envelope).hexdigest()
+            run.envelope_sha256 = data.sha256
             run.selectors = specs.selectors_of(run.spec, self._tools.notary.node)
         return decision

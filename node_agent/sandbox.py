@@ -6,20 +6,18 @@ values or argv into the Plan: they are the payload, read by the worker after its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Literal
 
 from node_agent.containment.plan import DOORS, PROXY, Level, Mount, Plan, Profile
 from node_agent.containment.reused import Terms
+from node_agent.routes import STAND_IN, base_urls
 from runner.wire import codec, ids
 from runner.wire.grants import NetGrant
 from runner.wire.spec import JobSpec
 
 __all__ = ["Defaults", "payload_of", "plan_of", "profile_of", "proxy_environment", "terms_of", "timeout_of"]
-
-#: What a job finds in the variable of a proxied secret's name; the egress process replaces it on the way.
-STAND_IN: Final = "ringfence-proxied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +75,18 @@ def plan_of(spec: JobSpec, attempt: int, mounts: tuple[Mount, ...], uid: int, gi
     )
 
 
-def payload_of(spec: JobSpec, attempt: int, authority: str = "") -> bytes:
+def payload_of(spec: JobSpec, attempt: int, authority: str = "", sdks: Mapping[str, str] | None = None) -> bytes:
     """Return what the restricted worker reads last, as canonical JSON.
 
     ``authority``: the certificate that the job's TLS clients are to trust for the hosts of its proxied secrets.
+    ``sdks``: which library the vault's rules say a secret is for.
     """
+    found = {**proxy_environment(spec.grants.reach), **base_urls(spec.grants, sdks), **_stand_ins(spec)}
     payload: dict[str, object] = {
         "job": spec.id,
         "attempt": attempt,
         "tags": dict(spec.tags),
-        "env": {**proxy_environment(spec.grants.reach), **_stand_ins(spec), **dict(spec.env)},
+        "env": {**found, **dict(spec.env)},
     }
     if authority:
         payload["ca"] = authority

@@ -18,6 +18,7 @@ from node_agent.scheduler_store import TimeStore
 from node_agent.storelink import connect, disconnect
 from runner import keyring
 from runner.home import Home, check_safe
+from runner.wire.cluster import keys_of
 
 __all__ = ["main"]
 
@@ -37,7 +38,8 @@ async def _serve(url: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     client = connect(url)
-    scheduler = Scheduler(TimeStore(client, f"scheduler/{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"))
+    member = f"scheduler/{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
+    scheduler = Scheduler(TimeStore(client, member, keys_of(url)))
     serving = loop.create_task(scheduler.run())
     try:
         await stop.wait()

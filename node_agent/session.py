@@ -21,17 +21,20 @@ from node_agent.control import Control, judge
 from node_agent.deciding import Decider
 from node_agent.dependencies import Dependencies
 from node_agent.diskwatch import DiskWatch
-from node_agent.dispatch import LOOK_S, Dispatcher, wake_loop
+from node_agent.dispatch import Dispatcher, wake_loop
 from node_agent.egress import SOCKET_NAME, Denied, Egress
 from node_agent.errors import LeaseLostError, NameTakenError
-from node_agent.ground import Ground, enforcement
+from node_agent.ground import Ground
 from node_agent.heartbeat import Heartbeat
+from node_agent.kernel.blackbox import BlackBox
+from node_agent.kernel.stand import Bench, stand
 from node_agent.lanes import Lanes
 from node_agent.lease import Lease
 from node_agent.ledger import Ledger
 from node_agent.local import LocalSocket
 from node_agent.localdesk import LocalDesk
 from node_agent.mail import Mail
+from node_agent.nodestate import NodeFacts, NodeState, state_of
 from node_agent.operating import Operator
 from node_agent.pausing import Pauser
 from node_agent.records import Notary
@@ -40,6 +43,7 @@ from node_agent.rqstop import RqStop
 from node_agent.run import now_ms
 from node_agent.scheduler import Scheduler
 from node_agent.scheduler_store import TimeStore
+from node_agent.selfview import described
 from node_agent.sequences import Sequences
 from node_agent.slotset import SlotSet
 from node_agent.stage import Stage
@@ -47,11 +51,10 @@ from node_agent.storecheck import faults, store_places
 from node_agent.supervisor import Supervisor, Tools
 from node_agent.vaultdesk import desk_of
 from node_agent.vaultnews import VaultNews
-from runner.wire import ids, record
+from node_agent.wakeups import Wakeups
+from runner.wire import ids
 from runner.wire.event import EventType
 from runner.wire.keys import Keys
-from runner.wire.times import iso
-from runner.wire.view import NodeView
 
 __all__ = ["Session"]
 
@@ -67,10 +70,10 @@ _RECOVERY_BEATS: Final = 0.1
 class Session:
     """One boot. ``start`` registers, ``run`` serves, ``stop`` ends everything and is idempotent."""
 
-    #: Turn, lease, recovery, control and sweeps, wake-ups, mail, time: each on a connection of its own.
-    CONNECTIONS: ClassVar[int] = 7
+    #: Turn, lease, recovery, control and sweeps, wake-ups, mail, time, calls of jobs: each on a connection of its own.
+    CONNECTIONS: ClassVar[int] = 8
 
-    def __init__(self, ground: Ground, clients: Sequence[Redis], *, host: str, hostname: str) -> None:
+    def __init__(self, ground: Ground, clients: Sequence[Redis], keys: Keys, *, host: str, hostname: str) -> None:
         settings = ground.settings
         self._ground = ground
         self._settings = settings
@@ -78,7 +81,7 @@ class Session:
         self._host = host
         self._hostname = hostname
         self.boot = ids.new_boot()
-        self._keys = Keys()
+        self._keys = keys
         self._store = Store(
             clients[0], node=settings.name, boot=self.boot, keys=self._keys, ttl_s=settings.result_ttl_s
         )
@@ -103,7 +106,8 @@ class Session:
         lanes = await self._store.lanes()
         self._report = ground.report
         await self._slots.make(self._report.level)
-        self._notary = Notary(ground.signer, settings.name, self.boot, self._report.level)
+        self._box = BlackBox(ground, self.boot)
+        self._notary = Notary(ground.signer, settings.name, self.boot, self._report.level, self._box.witness)
         self._placing = ground.placing(self._report)
         self._lanes = Lanes(settings.name, settings.queues, settings.labels, self._report.level)
         self._mail = Mail(self._clients[5], self._keys, self._store.on(self._clients[5]), self._notary)
@@ -112,7 +116,8 @@ class Session:
         place = ground.home.sockets / SOCKET_NAME
         self._egress = Egress(place, await store_places(self._clients[0]), self._tell_denied, self._tell_used)
         self._make_stage()
-        self._lease = Lease(self._slots.slots.values(), settings.lease_s, settings.margin_s)
+        self._make_kernel()
+        self._lease = Lease(self._slots.every, settings.lease_s, settings.margin_s)
         self._dispatcher = Dispatcher(
             self._store, settings.slots, self._lanes.order, self._lost.set, self._fit, self._lanes.refresh
         )
@@ -130,7 +135,8 @@ class Session:
         self._closers.insert(0, self._supervisor.close)
         self._operator = self._make_operator()
         self._heartbeat = self._make_heartbeat()
-        self._local = LocalSocket(ground.home.sockets / settings.name, LocalDesk(self._supervisor, self._notary).handle)
+        desk = LocalDesk(self._supervisor, self._notary, self._box.metrics.snapshot)
+        self._local = LocalSocket(ground.home.sockets / settings.name, desk.handle)
         self._lanes.refresh(lanes)
         clock = TimeStore(self._clients[6], f"{settings.name}/{self.boot}", self._keys, settings.result_ttl_s)
         self._scheduler = Scheduler(clock)
@@ -154,6 +160,15 @@ class Session:
         if self._vault is not None:
             self._vault.start()
             self._closers.append(self._vault.stop)
+
+    def _make_kernel(self) -> None:
+        """What running jobs may ask for; jobs end before it does."""
+        bench, runs = Bench(self._ground, self._slots, self._stage), lambda: self._supervisor.runs()
+        self._kernel = stand(bench, self._clients[7], self._keys, self._notary, self._mail, self._box.recorder, runs)
+        self._box.join(self._kernel.around, self._gauges)
+        self._egress.on_metered = self._kernel.metered
+        self._kernel.start()
+        self._closers.insert(0, self._kernel.stop)
 
     def _make_operator(self) -> Operator:
         rules = self._ground.rules(self._report)
@@ -184,9 +199,8 @@ class Session:
         )
 
     def _fit(self) -> bool:
-        """Whether jobs may be claimed now: the lease stands, no kill waits for its proof, there is room."""
-        ready = not self._lease.lapsed() and not self._operator.draining
-        return ready and self._supervisor.healthy and not self._watch.full and not self._placing.blocked
+        """Whether jobs may be claimed now: the node's state says so, and there is room."""
+        return self._node_state().claims and not self._placing.blocked
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``. Raises LeaseLostError when a new boot is needed."""
@@ -205,6 +219,7 @@ class Session:
             Decider(self._notary, self._mail, self._sequences, self._vault, self._news),
             operator,
         )
+        control.signalled = self._kernel.signals.ordered
         self._closers.insert(0, control.close)
         loops = [
             self._task(self._dispatcher.run()),
@@ -213,18 +228,18 @@ class Session:
             self._task(control.run()),
             self._task(self._mail.run()),
             self._task(self._watch.run()),
+            self._task(self._box.run()),
             self._task(self._scheduler.run()),
-            self._task(wake_loop(self._wait_for_work(), self._dispatcher)),
+            self._task(wake_loop(self._wakeups().wait, self._dispatcher)),
             self._task(self._until_lost()),
         ]
         if rules.policy.rq_stop:
             name, find = self._settings.name, self._supervisor.find
             loops.append(self._task(RqStop(self._clients[2], self._keys, name, find).run()))
-        watched: list[asyncio.Future[None] | asyncio.Task[bool]] = [*loops]
+        stopping = asyncio.get_running_loop().create_task(stop.wait())
+        watched: list[asyncio.Future[None] | asyncio.Task[bool]] = [*loops, stopping]
         if zygote is not None:
             watched.append(zygote.died)
-        stopping = asyncio.get_running_loop().create_task(stop.wait())
-        watched.append(stopping)
         self._state = "ready"
         try:
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
@@ -263,6 +278,7 @@ class Session:
         if not self._lost.is_set():
             await self._dispatcher.flush(_STOP_S)
             self._mail.emit(None, self._notary.event(EventType.NODE_DOWN, detail={"name": self._settings.name}))
+            await self._box.stop()
             await self._mail.flush(1.0)
         await self._local.stop()
         if not self._lost.is_set():
@@ -274,8 +290,7 @@ class Session:
         """A job asked for a destination that it was not given. The egress process tells few of these an attempt."""
         job, attempt = ids.split_attempt(denied.attempt)
         detail: dict[str, str | int | float | bool] = {"host": denied.host, "port": denied.port, "why": denied.why}
-        event = self._notary.event(EventType.NET_DENIED, job=job, attempt=attempt, detail=detail)
-        self._mail.emit(ids.tenant_of(job), event)
+        self._kernel.around.told(job, attempt, EventType.NET_DENIED, detail)
 
     def _tell_used(self, name: str, counts: dict[str, int]) -> None:
         """An attempt's door has closed: what went through it, in numbers alone."""
@@ -284,6 +299,7 @@ class Session:
         self._mail.emit(ids.tenant_of(job), event)
 
     async def _close_ledger(self) -> None:
+        self._box.close()
         self._ledger.close()
         self._sequences.close()
 
@@ -336,6 +352,8 @@ class Session:
             settle=Dependencies(self._clients[5], self._keys, ground.trust.by_id(), ground.fleet).settle,
             placing=self._placing,
             no_room=self._watch.no_room,
+            kernel=self._kernel,
+            witness=self._box.witness,
         )
 
     def _task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -347,52 +365,36 @@ class Session:
         await self._lost.wait()
         raise LeaseLostError("the store knows no lease of this agent start")
 
-    def _wait_for_work(self) -> Callable[[bool], Awaitable[None]]:
-        store = self._store.on(self._clients[4])
+    def _wakeups(self) -> Wakeups:
         clock = asyncio.get_running_loop().time
-        looked_s = clock()
-
-        async def wait(idle: bool) -> None:
-            nonlocal looked_s
-            # Who may not claim takes no wake-up from those who may.
-            woken = await store.wait(self._lanes.awaited() if self._fit() else ()) if idle else None
-            if woken is not None:
-                self._lanes.woken = woken
-                if clock() - looked_s < LOOK_S:
-                    return
-            self._lanes.refresh(await store.lanes())
-            looked_s = clock()
-
-        return wait
+        return Wakeups(self._store.on(self._clients[4]), self._lanes, self._dispatcher, self._fit, clock)
 
     def _describe(self) -> bytes:
-        settings = self._settings
-        return record.dumps(
-            NodeView(
-                name=settings.name,
-                host=self._hostname,
-                pid=os.getpid(),
-                boot=self.boot,
-                state=self._node_state(),
-                level=self._report.level,
-                slots=settings.slots,
-                busy=self._dispatcher.busy,
-                queues=settings.queues,
-                labels=settings.labels,
-                heartbeat_at=iso(now_ms()),
-                redis="away" if self._heartbeat.degraded else "ok",
-                free=self._placing.free,
-                enforcement={**enforcement(self._report), "egress": self._egress.state},
-            )
+        return described(
+            self._settings,
+            self._report,
+            hostname=self._hostname,
+            boot=self.boot,
+            state=self._node_state().name,
+            busy=self._dispatcher.busy,
+            away=self._heartbeat.degraded,
+            free=self._placing.free,
+            egress=self._egress.state,
         )
 
-    def _node_state(self) -> str:
-        if not self._supervisor.healthy:
-            return "unhealthy"
-        if self._operator.state:
-            return self._operator.state
-        if self._watch.full:
-            return "degraded(disk)"
-        if self._heartbeat.degraded:
-            return "degraded(store)"
-        return "degraded(broker)" if self._lanes.broker_away else self._state
+    def _node_state(self) -> NodeState:
+        facts = NodeFacts(
+            self._state,
+            self._operator.state,
+            lease=not self._lease.lapsed(),
+            unproved=not self._supervisor.healthy,
+            record=self._box.fit,
+            disk=not self._watch.full,
+            store=not self._heartbeat.degraded,
+            broker=not self._lanes.broker_away,
+        )
+        return state_of(facts)
+
+    def _gauges(self) -> dict[str, float | dict[str, float]]:
+        slots, busy, state = self._settings.slots, self._dispatcher.busy, self._node_state().name
+        return {"ringfence_slots": slots, "ringfence_slots_busy": busy, "ringfence_node_state": {state: 1}}

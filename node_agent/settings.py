@@ -41,6 +41,8 @@ class AgentSettings(BaseSettings):
     cpus: float | None = Field(default=None, gt=0)
     heartbeat_s: float = Field(default=5.0, ge=1.0, le=60.0)
     policy: Path | None = None
+    #: What models cost (node_agent/kernel/prices.py); default HOME/prices.toml, where there is one.
+    prices: Path | None = None
     tasks: Words = ()
     task_path: Words = ()
     #: The strongest level that is tried: for tests and for operators who want to see a lower one.

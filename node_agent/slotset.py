@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from typing import Final
 
 from node_agent.containment.errors import ContainmentError
 from node_agent.containment.idmap import Idmaps
@@ -16,9 +18,12 @@ from node_agent.containment.slots import Slot, Zygote
 from node_agent.containment.uids import JobUids
 from node_agent.ground import Ground, python_paths
 
-__all__ = ["SlotSet"]
+__all__ = ["TOOL_SLOTS", "SlotSet"]
 
 log = logging.getLogger(__name__)
+
+#: So many tool calls run at a time, on a node whose policy names tools.
+TOOL_SLOTS: Final = 2
 
 
 class SlotSet:
@@ -28,9 +33,16 @@ class SlotSet:
         self._ground = ground
         self.zygote: Zygote | None = None
         self.slots: dict[int, Slot | LowSlot] = {}
+        #: Those of tool calls, which no job is claimed for.
+        self.tools: dict[int, Slot | LowSlot] = {}
         self.idmaps: Idmaps | None = None
         self.uids: JobUids | None = None
         self._places: Workspaces | None = None
+
+    @property
+    def every(self) -> tuple[Slot | LowSlot, ...]:
+        """All slots: what a lease keeps alive, and what its end ends."""
+        return (*self.slots.values(), *self.tools.values())
 
     async def make(self, level: str) -> None:
         """Make every slot for the level that this host reached."""
@@ -41,16 +53,16 @@ class SlotSet:
         await zygote.start()
         groups, settings = self._ground.groups, self._ground.settings
         paths = (*python_paths(), *settings.task_path)
-        for index in range(settings.slots):
+        for index, table in self._numbers():
             group = groups.slot(index) if groups is not None else None
-            self.slots[index] = Slot(index, zygote, group, paths=paths)
+            table[index] = Slot(index, zygote, group, paths=paths)
         if level == "A":
             self.uids = JobUids()
             self.idmaps = Idmaps(lambda ids: zygote.userns(*ids))
 
     async def close(self) -> None:
         """End every mould, then the zygote, and give back what they used."""
-        for slot in self.slots.values():
+        for slot in self.every:
             try:
                 await slot.close()
             except ContainmentError as error:
@@ -62,13 +74,19 @@ class SlotSet:
             if part is not None:
                 part.close()
 
+    def _numbers(self) -> Iterator[tuple[int, dict[int, Slot | LowSlot]]]:
+        """Yield the number of each slot and the table that it belongs to."""
+        settings, tools = self._ground.settings, TOOL_SLOTS if self._ground.policy.tools else 0
+        for index in range(settings.slots + tools):
+            yield index, self.slots if index < settings.slots else self.tools
+
     def _make_low(self, level: str) -> None:
         groups, settings = self._ground.groups, self._ground.settings
         for low in LOW_LEVELS:
             if low == level:
                 places = self._places = Workspaces.of(settings.node_home)
-                for index in range(settings.slots):
+                for index, table in self._numbers():
                     group = groups.slot(index) if groups is not None and low == "C" else None
-                    self.slots[index] = LowSlot(index, low, places, group)
+                    table[index] = LowSlot(index, low, places, group)
                 if os.geteuid() == 0:
                     self.uids = JobUids()

@@ -22,6 +22,7 @@ from node_agent.containment.uids import JobUids
 from node_agent.egress import Door, Egress
 from node_agent.errors import EgressError, EgressMissingError, NodeError
 from node_agent.keyline import KeyLine
+from node_agent.routes import routes_of
 from node_agent.vaultdesk import SecretsError, VaultDesk, VaultLine
 from runner.wire import ids
 from runner.wire.grants import PathGrant
@@ -62,6 +63,11 @@ class Staged:
     #: The certificate that stands for the hosts of its proxied secrets, in PEM.
     authority: str = ""
     _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def sdks(self) -> dict[str, str]:
+        """For which libraries the vault's rules say that proxied secrets are."""
+        return {} if self.line is None else self.line.sdks
 
     @property
     def plan_fds(self) -> tuple[int, ...]:
@@ -222,7 +228,7 @@ class Stage:
         egress = self._egress
         if egress is None:
             raise EgressMissingError("this node was started without an egress process, so no job gets HOST:PORT")
-        rules = await egress.check(spec.grants.net, listed, spec.grants.keyed)
+        rules = await egress.check(spec.grants.net, listed, spec.grants.keyed, routes_of(spec.grants))
         name = ids.attempt_name(spec.id, number)
         keys = KeyLine(staged.line.proxy) if rules.keyed and staged.line is not None else None
         if keys is not None:

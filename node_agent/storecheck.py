@@ -11,6 +11,7 @@ from typing import Final, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from node_agent.clusterlink import Owner
 from node_agent.errors import StoreAwayError
 
 __all__ = ["faults", "store_addresses", "store_places", "told"]
@@ -29,7 +30,14 @@ def store_addresses(client: Redis) -> list[tuple[str, int]]:
 
 
 async def store_places(client: Redis) -> list[tuple[str, int]]:
-    """Return `store_addresses`, behind Sentinel with all that may become the store. Raises StoreAwayError."""
+    """Return `store_addresses`, with Sentinel or a cluster all that may become the store. Raises StoreAwayError."""
+    owner = client.connection_pool.connection_kwargs.get("owner")
+    if isinstance(owner, Owner):
+        try:
+            await owner.find()
+        except RedisError as error:
+            raise StoreAwayError(str(error)) from error
+        return list(owner.places)
     guards = getattr(client.connection_pool, "sentinel_manager", None)
     if guards is None:
         return store_addresses(client)

@@ -1,4 +1,4 @@
-"""Port: redis. A daemon's connection to the store, by its URL: a socket, TCP, TLS, or Sentinel; and its answers.
+"""Port: redis. A daemon's connection to the store by its URL (socket, TCP, TLS, Sentinel, cluster), and its answers.
 
 Called by the agent, the scheduler and what each of them keeps in the store. Must never repeat a call by itself: a
 repeated script call would hide an unknown answer. Never show a URL's password.
@@ -15,7 +15,9 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from node_agent.clusterlink import open_cluster
 from node_agent.errors import InvariantError, SetupError, StoreAwayError
+from runner.wire.cluster import cluster_of
 from runner.wire.storeurl import SentinelUrl, sentinel_of, shown_url
 
 __all__ = ["answered", "connect", "disconnect"]
@@ -28,6 +30,8 @@ def connect(url: str) -> Redis:
     bounds: dict[str, Any] = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
     options: dict[str, Any] = {**bounds, "retry": Retry(NoBackoff(), 0), "health_check_interval": 0}
     try:
+        if (cluster := cluster_of(url)) is not None:
+            return open_cluster(cluster, options, 2, _TIMEOUT_S)
         behind = sentinel_of(url)
         if behind is not None:
             return _by_sentinel(behind, bounds, options)
@@ -37,7 +41,8 @@ def connect(url: str) -> Redis:
         return Redis.from_pool(BlockingConnectionPool.from_url(url, max_connections=2, timeout=_TIMEOUT_S, **options))
     except ValueError as error:
         raise SetupError(
-            f"{shown_url(url)!r} is no store URL ({error}): use unix://PATH, redis://, rediss:// or redis+sentinel://"
+            f"{shown_url(url)!r} is no store URL ({error}): use unix://PATH, redis://, rediss://, "
+            "redis+sentinel:// or redis+cluster://"
         ) from None
 
 

@@ -22,22 +22,23 @@ from node_agent.containment.lower.slots import LowSlot
 from node_agent.containment.plan import Plan, Profile, Verdict
 from node_agent.containment.reused import ReusedAttempt
 from node_agent.containment.slots import Attempt, Slot
-from node_agent.dispatch import BACKOFF_S, Dispatcher
-from node_agent.errors import InvariantError, StoreAwayError
+from node_agent.dispatch import Dispatcher
+from node_agent.errors import InvariantError
+from node_agent.kernel.channel import Exchange
+from node_agent.kernel.funding import funded
 from node_agent.lifecycle import Ending
 from node_agent.output import Capture
 from node_agent.pipes import Pipes
 from node_agent.resultcheck import Reader, Result
 from node_agent.run import Proof, Run, now_ms
 from node_agent.runs import Desk, Runs, Tools
-from node_agent.spread import spread
 from node_agent.stage import Staged, StageError
 from node_agent.turns import Claim, Finish, KillWord, Start
 from node_agent.walltime import WallTime
 from runner.wire import frames
 from runner.wire.event import EventType
 from runner.wire.spec import JobSpec
-from runner.wire.states import NODE_LOST, FailReason, RefuseReason, State
+from runner.wire.states import NODE_LOST, FailReason, State
 
 __all__ = ["Desk", "Supervisor", "Tools"]
 
@@ -55,6 +56,7 @@ class Supervisor(Runs):
         self._tasks: set[asyncio.Task[None]] = set()
         self._results = Reader()
         self._pipes = Pipes()
+        self._exchange = Exchange(tools.kernel, self._pipes)
         self._moulds: dict[int, int] = {}
 
     def take(self, claim: Claim) -> None:
@@ -101,15 +103,17 @@ class Supervisor(Runs):
         if word is not None:
             run.kill(endings.order_of(word))
             return self._unstarted(claim, run, Ending(State.KILLED, "kill"), word)
-        if spec.after is not None:
+        if spec.after is not None or spec.ancestors:
             settled = await self._settled(run, spec)
-            if isinstance(settled, Denial):
-                return self._unstarted(claim, run, endings.denied(settled))
+            if isinstance(settled, Ending):
+                return self._unstarted(claim, run, settled)
             spec = settled
             admitted = replace(admitted, spec=spec)
         if not run.stopping and not self._placed(claim, spec):
             run.stop("crowded")
             return self._unstarted(claim, run, Ending(State.LOST, "crowded"))
+        if not self._recorded(claim, run, admitted):
+            return self._unstarted(claim, run, Ending(State.LOST, "unrecorded"))
         finish = await self._again(claim, run, admitted)
         if finish is not None:
             return finish
@@ -132,17 +136,6 @@ class Supervisor(Runs):
         if alone:
             self._dispatcher.wake()
         return True
-
-    async def _settled(self, run: Run, spec: JobSpec) -> JobSpec | Denial:
-        """Look at the jobs that this one waited for; while the store is away, wait for it or for the run's own end."""
-        wait_s = BACKOFF_S[0]
-        while not run.stopping:
-            try:
-                return await self._tools.settle(spec)
-            except StoreAwayError:
-                await asyncio.sleep(spread(wait_s))
-                wait_s = min(2 * wait_s, BACKOFF_S[1])
-        return Denial(RefuseReason.DEPENDENCY_FAILED, "ended before the jobs that it waited for were looked at", spec)
 
     async def _confined(self, claim: Claim, run: Run, admitted: Admitted, staged: Staged) -> Finish:
         tools, spec = self._tools, admitted.spec
@@ -172,25 +165,30 @@ class Supervisor(Runs):
         """See one attempt to its end; None if it was hurried, nothing of it ran and another one may be tried."""
         tools = self._tools
         run.begun(attempt)
+        channel = self._exchange.channel(run, spec, attempt)
+        attempt.verdict.add_done_callback(lambda _: channel.close())
         capture = Capture(
             (attempt.stdout, attempt.stderr),
             lambda chunks: tools.desk.log(claim, chunks),
             limit_bytes=spec.limits.output_bytes or tools.defaults.output_bytes,
             on_limit=lambda: run.stop("output_limit"),
             watch=self._pipes,
+            on_listen=channel.listen,
         )
         timer = run.wall = WallTime(sandbox.timeout_of(spec, tools.defaults), lambda: run.stop("time_limit"))
         if staged.line is not None:
             staged.line.watch(lambda: run.stop("secret_leaked"))
         try:
             if not hurried:
-                await self._release(claim, run, spec, attempt, staged.authority)
+                await self._release(claim, run, spec, attempt, staged)
             verdict = await attempt.verdict
             if not verdict.proved:
                 verdict = await self._insist(claim, run, attempt, verdict)
+            await run.unhelped()
         except BaseException:
             attempt.kill()
             await attempt.proved
+            await run.unhelped()
             capture.close()
             attempt.close()
             raise
@@ -228,7 +226,7 @@ class Supervisor(Runs):
 
         The order stays: the ledger first, then the plan; the worker restricts itself before it reads the payload.
         """
-        once = spec.at_most_once or plan.mounts or plan.reuse or spec.grants.net or spec.needs_broker
+        once = spec.at_most_once or plan.mounts or plan.reuse or spec.grants.net or spec.needs_broker or spec.budget
         if once or not isinstance(slot, Slot) or not slot.waits_for(plan, profile):
             return None
         payload = sandbox.payload_of(spec, claim.attempt)
@@ -297,8 +295,10 @@ class Supervisor(Runs):
             if known is not None:
                 self._tools.journal.remove(known)
 
-    async def _release(self, claim: Claim, run: Run, spec: JobSpec, attempt: Attempt, authority: str) -> None:
+    async def _release(self, claim: Claim, run: Run, spec: JobSpec, attempt: Attempt, staged: Staged) -> None:
         """Let the restricted worker run: after the ledger, and for at-most-once jobs after the acknowledged mark."""
+        if spec.budget is not None:
+            await funded(self._tools.kernel, run, attempt.verdict)
         if not self._may_start(claim, run, spec):
             return
         run.started_at_ms = now_ms()
@@ -306,7 +306,7 @@ class Supervisor(Runs):
         if spec.at_most_once and not await run.marked:
             return
         if not run.stopping:
-            await attempt.release(sandbox.payload_of(spec, claim.attempt, authority))
+            await attempt.release(sandbox.payload_of(spec, claim.attempt, staged.authority, staged.sdks))
 
     def _may_start(self, claim: Claim, run: Run, spec: JobSpec) -> bool:
         """Write the ledger; return whether the job may run now."""
@@ -357,6 +357,9 @@ class Supervisor(Runs):
         if run.cause == "drain" and not run.forced and verdict.kind == "exit" and verdict.code == 0:
             # Told to end, it did so by itself and says that all is done: its own word counts.
             run.cause = ""
+        if run.cause == "exit" and run.exit_code is not None:
+            ending = lifecycle.left(run.exit_code)
+            return ending, endings.command_result(ending)
         if spec.task is None:
             ending = lifecycle.conclude(verdict, run.cause)
             return ending, endings.command_result(ending)

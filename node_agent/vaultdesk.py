@@ -80,6 +80,8 @@ class VaultLine:
         self.far = far.detach()
         self._alarm: Alarm | None = None
         self._stop: Callable[[], None] = _nothing
+        #: For which library the broker's rules say a secret is, once the lease is open.
+        self.sdks: dict[str, str] = {}
 
     async def open(self, uid: int, attempt: Attempt) -> None:
         """Open the lease of an attempt whose worker stands.
@@ -106,8 +108,9 @@ class VaultLine:
         )
         fds = attempt.place()
         try:
-            pending = await self._client.open(ask, (self._near.fileno(), *fds))
-            self._desk.news.pending(spec, self._number, pending)
+            opening = await self._client.open(ask, (self._near.fileno(), *fds))
+            self.sdks = opening.sdks
+            self._desk.news.pending(spec, self._number, opening.pending)
             if spec.grants.service:
                 await self._serve(attempt)
             if handed(spec):

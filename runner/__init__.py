@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from runner.canvas import Chain, Group, Signature, chain, chord, group
     from runner.context import current_job
     from runner.errors import (
+        ArtifactError,
         ConfigError,
         DuplicateJobError,
         EnqueueError,
@@ -43,15 +44,18 @@ if TYPE_CHECKING:
     from runner.job import Job
     from runner.suspects import PlainSecretWarning
     from runner.task import Task
-    from runner.wire.flow import Backoff, Concurrency, Rate, Unique
+    from runner.wire.flow import Backoff, Budget, Concurrency, Rate, Unique
     from runner.wire.passing import Failure
     from runner.wire.receipt import Outcome, Receipt
     from runner.wire.sealed import Sealed
-    from runner.wire.view import EventView, JobView, NodeView
+    from runner.wire.view import ArtifactView, EventView, JobView, NodeView, ProgressView, WaitView
 
 __all__ = [
     "App",
+    "ArtifactError",
+    "ArtifactView",
     "Backoff",
+    "Budget",
     "Chain",
     "Concurrency",
     "ConfigError",
@@ -76,6 +80,7 @@ __all__ = [
     "NotInJobError",
     "Outcome",
     "PlainSecretWarning",
+    "ProgressView",
     "Rate",
     "Receipt",
     "ResultExpiredError",
@@ -93,6 +98,7 @@ __all__ = [
     "UnsafeFileError",
     "UnverifiedResultError",
     "UsageError",
+    "WaitView",
     "chain",
     "chord",
     "current_job",
@@ -119,15 +125,19 @@ _HOMES = {
     "PlainSecretWarning": "runner.suspects",
     "Task": "runner.task",
     "Backoff": "runner.wire.flow",
+    "Budget": "runner.wire.flow",
     "Concurrency": "runner.wire.flow",
     "Rate": "runner.wire.flow",
     "Unique": "runner.wire.flow",
     "Outcome": "runner.wire.receipt",
     "Receipt": "runner.wire.receipt",
     "Sealed": "runner.wire.sealed",
+    "ArtifactView": "runner.wire.view",
     "EventView": "runner.wire.view",
     "JobView": "runner.wire.view",
     "NodeView": "runner.wire.view",
+    "ProgressView": "runner.wire.view",
+    "WaitView": "runner.wire.view",
 }
 
 

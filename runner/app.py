@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, o
 
 from runner import context, request
 from runner.aio import apart, in_thread, twin
+from runner.budgets import BudgetHandle
 from runner.errors import UsageError
 from runner.job import Job
 from runner.place import Place
@@ -19,7 +20,7 @@ from runner.request import JobOptions
 from runner.task import Task
 from runner.wire.ids import DEFAULT_TENANT
 from runner.wire.receipt import NodeReceipt, PauseReceipt, Receipt
-from runner.wire.view import EventView, JobView, NodeView, ScheduleView
+from runner.wire.view import EventView, JobView, NodeView, ScheduleView, WaitView
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -313,21 +314,34 @@ class App:
 
         return listing.jobs(self.client(), tenant or self.place.tenant, limit)
 
+    def waiting(self) -> list[WaitView]:
+        """Return the calls and budgets of this tenant that wait for a person, what ends first first."""
+        from runner import waiting
+
+        return waiting.waiting(self.client(), self.place.tenant)
+
+    def budget(self, key: str) -> BudgetHandle:
+        """Return the handle of a budget of this tenant; asks nothing of the store."""
+        return BudgetHandle(self.place, key, self.place.tenant)
+
     def nodes(self) -> list[NodeView]:
         """Return the nodes of the fleet by name."""
         from runner import listing
 
         return listing.nodes(self.client())
 
-    def events(self, *, follow: bool = False, tenant: str | None = None) -> Iterator[EventView]:
-        """Yield the tenant's events and the nodes', oldest first; ``follow``: and then those to come, for ever."""
+    def events(self, *, follow: bool = False, tenant: str | None = None, job: str | None = None) -> Iterator[EventView]:
+        """Yield the tenant's events and the nodes', oldest first, or all of one job; ``follow``: for ever."""
         from runner import listing
 
-        return listing.events(self.client(), tenant=tenant or self.place.tenant, follow=follow)
+        whose = tenant or self.place.tenant
+        return listing.events(self.client(), tenant=whose, job_id=job, follow=follow, whole=job is not None)
 
-    async def aevents(self, *, follow: bool = False, tenant: str | None = None) -> AsyncIterator[EventView]:
+    async def aevents(
+        self, *, follow: bool = False, tenant: str | None = None, job: str | None = None
+    ) -> AsyncIterator[EventView]:
         """`events` without blocking the event loop."""
-        async for event in apart(await in_thread(self.events, follow=follow, tenant=tenant)):
+        async for event in apart(await in_thread(self.events, follow=follow, tenant=tenant, job=job)):
             yield event
 
     acommand = twin(command)
@@ -342,6 +356,7 @@ class App:
     aunsuspend = twin(unsuspend)
     ajobs = twin(jobs)
     anodes = twin(nodes)
+    awaiting = twin(waiting)
     aretry = twin(retry)
     aschedule = twin(schedule)
     aschedules = twin(schedules)

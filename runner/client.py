@@ -17,23 +17,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
-from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import (
+    ConnectionError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 
 from runner import keyring, sealing, trust
 from runner.digests import Digests
 from runner.errors import DuplicateJobError, EnqueueError, StoreError
 from runner.home import check_safe, locate
+from runner.line import Line, packed
 from runner.place import Place
 from runner.scripts import loader, payload
+from runner.scripts.rows import is_plain
 from runner.scripts.rows import row as row_of
 from runner.signing import MOST_SHARED, Signer
 from runner.storelink import close_store, open_store
 from runner.wire import codec, record
 from runner.wire import spec as specs
 from runner.wire.card import NodeCard
+from runner.wire.cluster import keys_of
 from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
-from runner.wire.keys import Keys
 from runner.wire.spec import JobSpec
 from runner.wire.storeurl import shown_url
 
@@ -65,12 +75,15 @@ class Client:
 
     def __init__(self, redis_url: str, signer: Signer, fleet_public: str, publics: Sequence[str] = ()) -> None:
         """``publics``: keys whose signed jobs this client can check by itself, its own is always one of them."""
-        self.keys = Keys()
+        self.keys = keys_of(redis_url)
         self.signer = signer
         self.publics = (signer.public, *publics)
         self.url = shown_url(redis_url)
-        self._fleet_public = fleet_public
+        self.fleet_public = fleet_public
         self._redis = open_store(redis_url)
+        self._line = Line(self._redis)
+        self._head = codec.dump({"rq": self.keys.rq, "rf": self.keys.rf, "ttl": RESULT_TTL_S})[:-1]
+        self._fleet_keys = (self.keys.seq(), self.keys.lanes(), self.keys.queues())
         self._cards: tuple[NodeCard, ...] = ()
         self._cards_until = 0.0
         self.digests = Digests()
@@ -141,6 +154,17 @@ class Client:
             found = cast("dict[bytes, bytes]", self._redis.hgetall(key))
         return {name.decode("utf-8", "replace"): value for name, value in found.items()}
 
+    def hash_names(self, key: str) -> list[str]:
+        """Return the names of a hash's fields."""
+        with self._asked():
+            found = cast("list[bytes]", self._redis.hkeys(key))
+        return [name.decode("utf-8", "replace") for name in found]
+
+    def newest_entries(self, key: str, count: int) -> list[Entry]:
+        """Return up to ``count`` entries of a stream, the newest first."""
+        with self._asked():
+            return _entries(self._redis.xrevrange(key, count=count))
+
     def newest(self, key: str, count: int) -> list[str]:
         """Return the members of a sorted set, highest score first."""
         with self._asked():
@@ -178,12 +202,24 @@ class Client:
         with self._asked():
             return _entries(self._redis.xrange(key, start, "+", count))
 
+    def entries_added(self, key: str) -> int:
+        """Return how many entries a stream has ever taken, by the store's own count; 0 if there is none."""
+        with self._asked():
+            try:
+                facts = cast("Mapping[str, object]", self._redis.xinfo_stream(key))
+            except ResponseError as error:
+                if "no such key" in str(error):
+                    return 0
+                raise
+        added = facts.get("entries-added", 0)
+        return added if isinstance(added, int) else 0
+
     def cards(self, *, fresh: bool = False) -> tuple[NodeCard, ...]:
         """Return the published node cards that the fleet key signed and that are in date; at most 5 s old."""
         if fresh or time.monotonic() >= self._cards_until:
             now_ms = time.time_ns() // 1_000_000
             found = [
-                trust.read_card(data, self._fleet_public, now_ms) for data in self.table(self.keys.cards()).values()
+                trust.read_card(data, self.fleet_public, now_ms) for data in self.table(self.keys.cards()).values()
             ]
             self._cards = tuple(card for card in found if card is not None)
             self._cards_until = time.monotonic() + _CARDS_TTL_S
@@ -200,17 +236,17 @@ class Client:
             if row["id"] in repeats:
                 row["again"] = repeats[str(row["id"])]
         envelopes = [self._envelope(job) for job in jobs]
-        packed = [payload.pack(*pair) for pair in zip(envelopes, self._signed(envelopes), strict=True)]
+        data = [payload.pack(*pair) for pair in zip(envelopes, self._signed(envelopes), strict=True)]
         per_job = [
             key
             for job, row in zip(jobs, rows, strict=True)
             for key in (self.keys.job(job.id), self.keys.queue(str(row["lane"])), self.keys.active(job.tenant))
         ]
         # Each row by itself: the check of a document's depth is dear for a large one, and theirs is as good.
-        head = codec.dump({"rq": self.keys.rq, "rf": self.keys.rf, "ttl": RESULT_TTL_S})
-        doc = b'%b,"jobs":[%b]}' % (head[:-1], b",".join(map(codec.dump, rows)))
+        doc = b'%b,"jobs":[%b]}' % (self._head, b",".join(map(codec.dump, rows)))
+        name = "enqueue_plain" if all(map(is_plain, rows)) else "enqueue"
         try:
-            reply = self.script("enqueue", [*self._fleet_keys(), *per_job], [doc, *packed])
+            reply = self._put(name, [*self._fleet_keys, *per_job], [doc, *data])
         except StoreError as error:
             # Ids are fresh: a duplicate can only be our own batch, sent again after a lost answer.
             if isinstance(error.__cause__, ResponseError) and "DUPLICATE" in str(error.__cause__):
@@ -220,8 +256,16 @@ class Client:
             raise
         return list(cast("list[int]", reply))
 
-    def _fleet_keys(self) -> list[str]:
-        return [self.keys.seq(), self.keys.lanes(), self.keys.queues()]
+    def _put(self, name: str, keys: Sequence[str], args: Sequence[bytes]) -> Reply:
+        """Run an enqueue's script on the short way; if that fails, once more as any other script, with its retries."""
+        words = [b"EVALSHA", loader.load(name).sha.encode(), b"%d" % len(keys), *map(str.encode, keys), *args]
+        with self._asked():
+            try:
+                return cast("Reply", self._line.call(packed(words)))
+            except (ConnectionError, TimeoutError, NoScriptError):
+                # No answer says nothing about the jobs: the script itself finds those that are there already.
+                pass
+        return self.script(name, keys, args)
 
     def _envelope(self, job: JobSpec) -> bytes:
         if job.sealed is not None:

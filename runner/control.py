@@ -18,9 +18,10 @@ from runner.wire import ids
 from runner.wire.card import NodeCard
 from runner.wire.command import Command, Selector
 from runner.wire.receipt import KillDone, Receipt
+from runner.wire.signals import SignalName
 from runner.wire.times import iso
 
-__all__ = ["Order", "kill_job", "kill_many"]
+__all__ = ["Order", "kill_job", "kill_many", "kill_tree"]
 
 _Local = Literal["already_ended", "unknown", "unconfirmed"]
 
@@ -32,25 +33,50 @@ _JOB_FIELDS: Final = ("rf_state", "rf_outcome", "rf_outcome_sig", "rf_claim", "o
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How to kill. ``grace_s``: from SIGTERM to SIGKILL. ``wait_s``: how long to wait for receipts."""
+    """How to kill. ``grace_s``: from SIGTERM to SIGKILL. ``wait_s``: how long to wait for receipts.
+
+    ``signal``: POLICY or TRUST, if that is what the kill is for.
+    """
 
     reason: str = ""
     grace_s: float = 0.0
     force: bool = False
     wait_s: float = 15.0
+    signal: SignalName | None = None
 
 
 def kill_job(client: Client, job_id: str, order: Order) -> Receipt:
-    """Kill one job and return the receipt of the node that held it.
+    """Kill one job, with all that it started, and return its own receipt, of the node that held it.
 
     ``unknown``: no such job. ``already_ended``: with the state that its node signed. ``unconfirmed``: no acceptable
     receipt in time; the command stays in force. Raises StoreError, GrammarError, UsageError.
     """
+    return kill_tree(client, job_id, order)[0]
+
+
+def kill_tree(client: Client, job_id: str, order: Order) -> list[Receipt]:
+    """Kill one job and every job that it started, and those that these started.
+
+    Returns the job's own receipt first (see `kill_job`), then one for each of the others that had not ended, and an
+    ``unconfirmed`` one without job for each live node that did not answer for them. Raises as `kill_job`.
+    """
+    deadline = time.monotonic() + order.wait_s
     command = _command(Selector("job", ids.check_job_id(job_id)), order, None)
     keys = client.keys
     spot = [keys.job(job_id), keys.tombstone(job_id), keys.control(), keys.doomed()]
+    spot += [keys.kids(job_id), keys.cutoffs(ids.tenant_of(job_id)), keys.leases(), keys.nodes(), keys.clock()]
     ttl_s = _tombstone_ttl_s(client, job_id)
     reply = orders.words(client.script("kill", spot, [orders.document(client, command, "job", job=job_id, ttl=ttl_s)]))
+    own = _own_receipt(client, command, job_id, reply, order.wait_s)
+    # A word and its argument, then the nodes that answer for what it started.
+    nodes = reply[2:]
+    if not nodes:
+        return [own]
+    below = _Round(client, command, nodes, but=job_id)
+    return [own, *below.wait(max(0.0, deadline - time.monotonic()), order.wait_s)]
+
+
+def _own_receipt(client: Client, command: Command, job_id: str, reply: Sequence[str], wait_s: float) -> Receipt:
     if reply[0] == "unknown":
         return _local(command, job_id, "unknown", "", "the store knows no such job")
     if reply[0] == "ended":
@@ -62,7 +88,7 @@ def kill_job(client: Client, job_id: str, order: Order) -> Receipt:
             "the store says it has ended, but no node that may serve it signed that",
         )
     named = reply[1] if reply[0] == "sent" else ""
-    return _Single(client, command, job_id, named).wait(order.wait_s)
+    return _Single(client, command, job_id, named).wait(wait_s)
 
 
 def kill_many(client: Client, chosen: Selector, tenant: str | None, order: Order) -> list[Receipt]:
@@ -134,14 +160,18 @@ class _Heard:
 
 
 class _Round(Replies):
-    """The wait for the receipts of a selector kill, from every live node."""
+    """The wait for the receipts of a selector kill, from every live node; ``but`` one job, which has its own wait."""
 
-    def __init__(self, client: Client, command: Command, nodes: Sequence[str]) -> None:
+    def __init__(self, client: Client, command: Command, nodes: Sequence[str], but: str = "") -> None:
         super().__init__(client, command)
+        self._but = but
         self._heard = {node: _Heard() for node in nodes}
 
-    def wait(self, wait_s: float) -> list[Receipt]:
-        """Return all receipts, and an ``unconfirmed`` one for each node with an open end."""
+    def wait(self, wait_s: float, told_s: float | None = None) -> list[Receipt]:
+        """Return all receipts, and an ``unconfirmed`` one for each node with an open end.
+
+        ``told_s``: how long the caller has waited in all, if it waited before.
+        """
         deadline = time.monotonic() + wait_s
         while not all(heard.complete for heard in self._heard.values()):
             left_s = deadline - time.monotonic()
@@ -150,13 +180,17 @@ class _Round(Replies):
             for card, reply in self.read(min(left_s, STEP_S)):
                 self._take(card, reply)
         found = [receipt for heard in self._heard.values() for receipt in heard.receipts.values()]
-        return found + self._missing(wait_s)
+        return found + self._missing(wait_s if told_s is None else told_s)
 
     def _take(self, card: NodeCard, reply: Reply) -> None:
         heard = self._heard.setdefault(card.node, _Heard(count=0))
         if isinstance(reply, KillDone):
             heard.count = reply.count
-        elif isinstance(reply, Receipt) and orders.speaks_for(self.client, card, reply.job):
+        elif (
+            isinstance(reply, Receipt)
+            and reply.job != self._but
+            and orders.speaks_for(self.client, card, reply.job)
+        ):
             heard.receipts[reply.job] = reply
 
     def _missing(self, wait_s: float) -> list[Receipt]:
@@ -187,7 +221,15 @@ def _ended(client: Client, command: Command, job_id: str) -> Receipt | None:
 
 
 def _command(chosen: Selector, order: Order, tenants: tuple[str, ...] | None) -> Command:
-    return orders.command("kill", chosen, tenants, reason=order.reason, grace_s=order.grace_s, force=order.force)
+    return orders.command(
+        "kill",
+        chosen,
+        tenants,
+        reason=order.reason,
+        grace_s=order.grace_s,
+        force=order.force,
+        signal=order.signal,
+    )
 
 
 def _tombstone_ttl_s(client: Client, job_id: str) -> int:

@@ -12,6 +12,7 @@
     ├── NotInJobError           current_job outside a job
     ├── JobNotFoundError        the store knows no such job
     │   └── ResultExpiredError  it did: the job has ended, and its time in the store is over
+    ├── ArtifactError           the job has no such artifact, or it is not what its node signed
     ├── ResultTimeoutError      the job had not ended in the time given (also a TimeoutError; retryable)
     ├── UnverifiedResultError   a stored end that no trusted node signed: never returned as a result
     ├── Retry                   raised by a task inside a job: try me again later
@@ -35,6 +36,7 @@ from runner.wire.receipt import Outcome
 from runner.wire.states import State
 
 __all__ = [
+    "ArtifactError",
     "ConfigError",
     "DuplicateJobError",
     "EnqueueError",
@@ -152,6 +154,12 @@ class ResultExpiredError(JobNotFoundError):
     """The job was there and ended; what was kept of it has passed its time (7 days)."""
 
     code = "result_expired"
+
+
+class ArtifactError(RingfenceError):
+    """There is no such artifact, or what the store holds is not what a node signed."""
+
+    code = "artifact"
 
 
 class ResultTimeoutError(RingfenceError, TimeoutError):

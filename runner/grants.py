@@ -17,6 +17,7 @@ from runner.errors import UsageError
 from runner.wire import grants as forms
 from runner.wire import ids
 from runner.wire.errors import WireError
+from runner.wire.spec import MAX_SPAWN
 
 __all__ = ["Grants", "Secret"]
 
@@ -63,8 +64,12 @@ class Grants:
 
     ``read``, ``write``: absolute paths; a write path with ``:all`` behind it may also change what is run later (git
     hooks, editor settings). ``net``: ``HOST:PORT``. ``tools``: node-side tools by name. ``exec=False``: nothing that
-    the job writes or was granted can be executed, the node's own programs alone can. ``unix``: Unix sockets also beside granted host paths, whose own
-    sockets it then reaches.
+    the job writes or was granted can be executed, the node's own programs alone can. ``unix``: Unix sockets also beside
+    granted host paths, whose own sockets it then reaches. ``spawn``: how many jobs it may start in all, those that they
+    start included, none of them with more than it has itself. ``state``: size of its ``/state``, which its next attempt
+    finds again. ``agent``: the name whose ``/mem`` it uses together with all jobs of the tenant that hold the name.
+    ``mail``: mailboxes ``NAME`` and topics ``topic/NAME`` of its tenant, ``:send`` or ``:receive`` behind one if it is
+    only that. ``watch``: which jobs of its tenant it may watch and signal (``all``, ``tag:K=V``, ``group:G``, …).
     """
 
     read: Sequence[str] = ()
@@ -79,10 +84,15 @@ class Grants:
     exec: bool = True
     service: bool = False
     unix: bool = False
+    spawn: int | None = None
+    state: str | int | None = None
+    agent: str | None = None
+    mail: Sequence[str] = ()
+    watch: Sequence[str] = ()
     _wire: forms.Grants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("read", "write", "net", "tools"):
+        for name in ("read", "write", "net", "tools", "mail", "watch"):
             if isinstance(getattr(self, name), str):
                 raise UsageError(f"Grants({name}=…) takes a list of texts, not one text")
         object.__setattr__(self, "_wire", self._checked())
@@ -97,6 +107,8 @@ class Grants:
             raise UsageError("cpus is a positive number")
         if self.pids is not None and self.pids < 1:
             raise UsageError("pids is at least 1")
+        if self.spawn is not None and not 1 <= self.spawn <= MAX_SPAWN:
+            raise UsageError(f"spawn is 1 to {MAX_SPAWN} jobs")
         return forms.Grants(
             paths=tuple(paths),
             net=tuple(grant for text in self.net for grant in _wired(forms.parse_net, text)),
@@ -109,6 +121,11 @@ class Grants:
             no_exec=not self.exec,
             service=self.service,
             unix=self.unix,
+            spawn=self.spawn,
+            state_bytes=_size(self.state, "state"),
+            agent=None if self.agent is None else _wired(ids.check_name, self.agent, "agent's name"),
+            mail=tuple(_wired(forms.parse_mail, box) for box in self.mail),
+            watch=tuple(_wired(forms.check_watch, selector) for selector in self.watch),
         )
 
 

@@ -7,7 +7,7 @@ no trusted node signed.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
 
 from runner.aio import apart, in_thread, twin
 from runner.place import Place
@@ -15,7 +15,7 @@ from runner.wire import ids
 from runner.wire.receipt import Outcome, PauseReceipt, Receipt
 from runner.wire.spec import JobSpec
 from runner.wire.values import ResultOf
-from runner.wire.view import EventView, JobView
+from runner.wire.view import ArtifactView, EventView, JobView, ProgressView
 
 if TYPE_CHECKING:
     from runner.client import Client
@@ -49,6 +49,11 @@ class Job(Generic[R]):
         self._hints = hints
         self._place = place
         self._spec = spec
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that the job belongs to."""
+        return ids.tenant_of(self.id)
 
     @property
     def output(self) -> ResultOf:
@@ -92,8 +97,28 @@ class Job(Generic[R]):
 
         return listing.events(self._client(), tenant=ids.tenant_of(self.id), job_id=self.id, follow=follow)
 
+    def progress(self) -> ProgressView | None:
+        """Return what the job last said of how far it is; None if it said nothing. Raises StoreError."""
+        from runner import artifacts
+
+        return artifacts.progress(self._client(), self.id)
+
+    def artifacts(self) -> tuple[ArtifactView, ...]:
+        """Return what the job has given by name so far, for 7 days after the last one. Raises StoreError."""
+        from runner import artifacts
+
+        return artifacts.artifacts(self._client(), self.id)
+
+    def artifact(self, name: str) -> bytes:
+        """Return the bytes of one artifact, checked against what its node signed. Raises ArtifactError, StoreError."""
+        from runner import artifacts
+
+        return artifacts.read(self._client(), self.id, name)
+
     def kill(self, reason: str = "", grace: float = 0.0, force: bool = False, wait: float = 15.0) -> Receipt:
-        """Kill every process of the job; return the node's receipt, ``unconfirmed`` if none came in ``wait`` s.
+        """Kill every process of the job and all jobs that it started; return its node's receipt.
+
+        ``unconfirmed`` if none came in ``wait`` s.
 
         ``grace``: seconds between SIGTERM and SIGKILL. ``force``: no grace even if one runs already.
         """
@@ -101,6 +126,15 @@ class Job(Generic[R]):
 
         order = control.Order(reason=reason, grace_s=grace, force=force, wait_s=wait)
         return control.kill_job(self._client(), self.id, order)
+
+    def kill_tree(
+        self, reason: str = "", grace: float = 0.0, force: bool = False, wait: float = 15.0
+    ) -> list[Receipt]:
+        """Kill the job as `kill` does; return its receipt, and one for each job that it started, on any node."""
+        from runner import control
+
+        order = control.Order(reason=reason, grace_s=grace, force=force, wait_s=wait)
+        return control.kill_tree(self._client(), self.id, order)
 
     def pause(self, reason: str = "", wait: float = 15.0) -> PauseReceipt:
         """Let no process of the running job run until `resume`; return the node's receipt.
@@ -118,6 +152,16 @@ class Job(Generic[R]):
 
         return pausing.pause_job(self._client(), "resume", self.id, reason=reason, wait_s=wait)
 
+    def signal(self, name: str, reason: str = "", wait: float = 15.0) -> Receipt | PauseReceipt:
+        """Send a signal (KILL STOP CONT INT TERM USR1 USR2 POLICY TRUST BUDGET LOOP DRIFT); return the node's receipt.
+
+        Of one that kills it is that of `kill`. Raises StoreError, UsageError: no such signal.
+        """
+        from runner import signalling
+
+        known = signalling.name_of(name)
+        return signalling.signal_job(self._client(), known, self.id, reason=reason, wait_s=wait)
+
     def decide(
         self, secret: str, approved: bool, attempt: int | None = None, reason: str = "", wait: float = 15.0
     ) -> PauseReceipt:
@@ -130,6 +174,25 @@ class Job(Generic[R]):
 
         now = self.status().attempt if attempt is None else attempt
         return approving.decide(self._client(), approved, self.id, now, secret, reason=reason, wait_s=wait)
+
+    def answer(
+        self, approved: bool, ask: str | None = None, reason: str = "", wait: float = 15.0
+    ) -> PauseReceipt:
+        """Say yes or no to a call that policy leaves to a person: the question ``ask``, or the only one that waits.
+
+        A yes lets one call through. Outcome ``stored``: nobody waits for it at the moment, the next attempt gets it.
+        This key has to be trusted to operate. Raises UsageError, StoreError.
+        """
+        from runner import waiting
+
+        op: Literal["approve", "deny"] = "approve" if approved else "deny"
+        return waiting.answer_ask(self._client(), op, self.id, ask, reason=reason, wait_s=wait)
+
+    def budget_key(self) -> str | None:
+        """Return the key of the budget that the job was signed with. Raises JobNotFoundError, StoreError."""
+        from runner import waiting
+
+        return waiting.budget_of(self._client(), self.id)
 
     def retry(self, force: bool = False) -> Job[R]:
         """Run an ended job again as a new one with the same arguments, grants and limits; return the new handle.
@@ -151,6 +214,7 @@ class Job(Generic[R]):
     astatus = twin(status)
     akill = twin(kill)
     apause = twin(pause)
+    asignal = twin(signal)
     aresume = twin(resume)
 
     async def aresult(self, timeout: float | None = None, types: Iterable[type[object]] = ()) -> R:

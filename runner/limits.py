@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from runner.errors import UsageError
-from runner.wire.flow import Backoff, Concurrency, Rate, RetryRule, Unique
+from runner.wire.flow import BUDGET_UNITS, Backoff, Budget, Concurrency, Rate, RetryRule, Unique
 
-__all__ = ["concurrency_of", "rate_of", "retry_rule", "unique_of"]
+__all__ = ["amounts_of", "budget_of", "concurrency_of", "rate_of", "retry_rule", "unique_of"]
 
 #: The share of a wait that chance may take off, unless a Backoff says otherwise: jobs that fail together come apart.
 _JITTER: Final = 0.25
 _RATE: Final = re.compile(r"(\S+)=(\d{1,7})/(\d{1,8}(?:\.\d{1,3})?)")
+_BUDGET: Final = re.compile(r"(\S+):([a-z_]+=[^\s:]+)")
+#: Short names of units on the command line.
+_UNITS: Final = {"cost": "cost_usd", "cpu": "cpu_s", "wall": "wall_s"}
 _PLACES: Final = re.compile(r"(\S+)=(\d{1,7})")
 
 
@@ -57,3 +60,37 @@ def concurrency_of(text: str) -> Concurrency:
     if match is None:
         raise UsageError("a concurrency limit is KEY=COUNT, such as licence=2")
     return Concurrency(match[1], int(match[2]))
+
+
+def budget_of(text: str) -> Budget:
+    """Return the budget of ``KEY:UNIT=N,UNIT=N``; ``on_hit=kill`` may be among them. Raises UsageError."""
+    match = _BUDGET.fullmatch(text)
+    if match is None:
+        raise UsageError("a budget is KEY:UNIT=N[,UNIT=N], such as team:tokens=100000,cost=5")
+    words = [part for part in match[2].split(",") if not part.startswith("on_hit=")]
+    ends = [part.removeprefix("on_hit=") for part in match[2].split(",") if part.startswith("on_hit=")]
+    if len(ends) > 1 or (ends and ends[0] not in ("freeze", "kill")):
+        raise UsageError("on_hit is freeze or kill")
+    amounts = amounts_of(words)
+    counts = {unit: int(amount) for unit, amount in amounts.items() if unit in ("requests", "tokens", "calls")}
+    if any(amounts[unit] != count for unit, count in counts.items()):
+        raise UsageError("requests, tokens and calls are whole numbers")
+    times = {unit: amount for unit, amount in amounts.items() if unit not in counts}
+    return Budget(match[1], **counts, **times, on_hit="kill" if ends == ["kill"] else "freeze")  # type: ignore[arg-type]  # units
+
+
+def amounts_of(words: Sequence[str]) -> dict[str, float]:
+    """Return the amounts of ``UNIT=N`` words. Raises UsageError."""
+    found: dict[str, float] = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        unit = _UNITS.get(name, name)
+        try:
+            amount = float(number)
+        except ValueError:
+            amount = -1.0
+        if unit not in BUDGET_UNITS or unit in found or not 0 <= amount < float("inf"):
+            known = ", ".join(sorted({*BUDGET_UNITS - set(_UNITS.values()), *_UNITS}))
+            raise UsageError(f"{word!r}: an amount is UNIT=N, each unit once, with UNIT one of {known}")
+        found[unit] = amount
+    return found

@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 
 if TYPE_CHECKING:
     import redis
-    from redis.connection import AbstractConnection
+    from redis.connection import Connection
 
 __all__ = ["Line", "packed"]
 
@@ -28,35 +28,35 @@ class Line:
 
     def __init__(self, client: redis.Redis) -> None:
         self._pool = client.connection_pool
-        self._idle: list[AbstractConnection] = []
+        self._idle: list[Connection] = []
         self._owner = os.getpid()
 
     def call(self, command: bytes) -> object:
         """Send one packed command and return its answer. Raises RedisError."""
         connection = self._take()
         try:
-            connection.send_packed_command((command,), check_health=False)  # type: ignore[no-untyped-call]  # as it says
-            answer = cast("object", connection.read_response())  # type: ignore[no-untyped-call]  # as it says
+            connection.send_packed_command((command,), check_health=False)  # type: ignore[no-untyped-call]  # untyped
+            answer = cast("object", connection.read_response())
         except ResponseError:
             self._put_back(connection)
             raise
         except BaseException:
-            connection.disconnect()  # type: ignore[no-untyped-call]  # as it says
+            connection.disconnect()  # type: ignore[no-untyped-call]  # untyped
             self._pool.release(connection)
             raise
         self._put_back(connection)
         return answer
 
-    def _take(self) -> AbstractConnection:
+    def _take(self) -> Connection:
         if self._owner != os.getpid():
             # A fork shares the parent's connections: what one of them reads, the other misses.
             self._idle, self._owner = [], os.getpid()
         try:
             return self._idle.pop()
         except IndexError:
-            return cast("AbstractConnection", self._pool.get_connection())
+            return self._pool.get_connection()
 
-    def _put_back(self, connection: AbstractConnection) -> None:
+    def _put_back(self, connection: Connection) -> None:
         if len(self._idle) < MOST_KEPT:
             self._idle.append(connection)
         else:
@@ -64,5 +64,5 @@ class Line:
 
 
 def packed(words: Sequence[bytes]) -> bytes:
-    """Return the words of a command as they travel, without the command's head. Source: the protocol of Redis, RESP2."""
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    """Return a command as it travels. Source: the protocol of Redis, RESP2."""
+    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])

@@ -6,6 +6,7 @@ Called by job handles, app and command line. Must never present the store's word
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ from runner.wire.states import END_STATES, State
 from runner.wire.times import iso, parse_ms
 from runner.wire.view import EventView, JobView, NodeView
 
-__all__ = ["events", "jobs", "nodes", "view"]
+__all__ = ["checked", "checked_word", "events", "jobs", "nodes", "view"]
 
 _WAIT_S = 1.0
 _BATCH = 500
@@ -96,53 +97,72 @@ def nodes(client: Client) -> list[NodeView]:
     return found
 
 
-def events(client: Client, *, tenant: str, job_id: str | None = None, follow: bool = False) -> Iterator[EventView]:
-    """Yield a tenant's events and the nodes' in order, or those of one job (from its enqueue on).
+def events(
+    client: Client, *, tenant: str, job_id: str | None = None, follow: bool = False, whole: bool = False
+) -> Iterator[EventView]:
+    """Yield a tenant's events and the nodes' in order, or those of one job (from its enqueue on), also what it caused.
 
-    With ``follow``: for ever, or until the job's end. Signed ones are verified, and dropped if no node of the fleet
-    signed them.
+    With ``follow``: for ever, or until the job's end. ``whole``: of one job all that is kept, also of one that the
+    store knows no more, and beyond its end. Signed ones are verified, and dropped if no node of the fleet signed them.
     """
-    streams = [client.keys.events(tenant)]
-    start = "-"
-    if job_id is None:
-        streams.append(client.keys.events(None))
-    else:
-        start = _enqueued_ms(client, job_id)
+    streams = _streams(client, tenant, job_id, whole=whole)
+    start = "-" if job_id is None or whole else _enqueued_ms(client, job_id)
     after = dict.fromkeys(streams, "0")
+
+    def shown(entry: Entry) -> EventView | None:
+        event = _event(client, entry)
+        return event if event is not None and job_id in {None, event.job} else None
+
+    ends = job_id is not None and not whole
     for entry in _stored(client, streams, start, after):
-        shown = _event(client, entry)
-        if shown is not None and job_id in {None, shown.job}:
-            yield shown
-            if job_id is not None and shown.type == EventType.JOB_ENDED:
+        if (event := shown(entry)) is not None:
+            yield event
+            if ends and event.type == EventType.JOB_ENDED:
                 return
     while follow:
         for stream, entry in client.read(after, _WAIT_S):
             after[stream] = entry.id
-            shown = _event(client, entry)
-            if shown is not None and job_id in {None, shown.job}:
-                yield shown
-                if job_id is not None and shown.type == EventType.JOB_ENDED:
+            if (event := shown(entry)) is not None:
+                yield event
+                if ends and event.type == EventType.JOB_ENDED:
                     return
+
+
+def _streams(client: Client, tenant: str, job_id: str | None, *, whole: bool) -> list[str]:
+    keys = client.keys
+    if job_id is None:
+        return [keys.events(tenant), keys.events(None)]
+    own = [keys.events(ids.tenant_of(job_id)), keys.job_events(job_id)]
+    return [*own, keys.events(None)] if whole else own
 
 
 def _stored(client: Client, streams: Sequence[str], start: str, after: dict[str, str]) -> Iterator[Entry]:
     """What the streams hold now, merged by time; ``after`` is moved on to the last id of each."""
-    waiting: list[Entry] = []
-    for stream in streams:
-        at = start
-        while entries := client.span(stream, at, _BATCH):
-            waiting += entries
-            after[stream] = entries[-1].id
-            at = f"({entries[-1].id}"
-            if len(streams) == 1:
-                yield from waiting
-                waiting = []
-    yield from sorted(waiting, key=lambda entry: _order(entry.id))
+    pages = [_pages(client, stream, start, after) for stream in streams]
+    yield from heapq.merge(*pages, key=lambda entry: _order(entry.id))
+
+
+def _pages(client: Client, stream: str, start: str, after: dict[str, str]) -> Iterator[Entry]:
+    while entries := client.span(stream, start, _BATCH):
+        after[stream] = entries[-1].id
+        start = f"({entries[-1].id}"
+        yield from entries
 
 
 def _order(entry_id: str) -> tuple[int, int]:
     stamp, _, number = entry_id.partition("-")
     return int(stamp), int(number or 0)
+
+
+def checked(client: Client, entry: Entry) -> EventView | None:
+    """Return the event of an entry if a node of the fleet signed it."""
+    event = _event(client, entry)
+    return event if event is not None and event.verified else None
+
+
+def checked_word(client: Client, data: bytes, signature: str) -> EventView | None:
+    """Return a node's event that is kept elsewhere than in a stream, if a node of the fleet signed it."""
+    return checked(client, Entry("", {"event": data, "sig": signature.encode("ascii", "replace")}))
 
 
 def _event(client: Client, entry: Entry) -> EventView | None:
@@ -223,6 +243,7 @@ def _job(
         verified=outcome is not None,
         due_at=_due(found),
         repeated_as=_text(found, "rf_repeated") or None,
+        calls=outcome.calls if outcome is not None else (),
     )
 
 

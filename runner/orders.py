@@ -28,6 +28,7 @@ from runner.wire.command import COMMAND_TTL_S, Command, Selector
 from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
 from runner.wire.receipt import MAX_RECEIPT_BYTES, KillDone, NodeReceipt, PauseReceipt, Receipt
+from runner.wire.signals import SignalName
 
 __all__ = ["STEP_S", "Replies", "Reply", "SelectorKind", "command", "document", "selector", "speaks_for", "words"]
 
@@ -57,7 +58,7 @@ def selector(kind: SelectorKind | Literal["all"], name: str = "") -> Selector:
 
 
 def command(
-    op: Literal["kill", "pause", "resume", "approve", "deny", "drain", "undrain", "suspend", "unsuspend"],
+    op: Literal["kill", "pause", "resume", "signal", "approve", "deny", "drain", "undrain", "suspend", "unsuspend"],
     chosen: Selector,
     tenants: tuple[str, ...] | None,
     *,
@@ -67,6 +68,10 @@ def command(
     secret: str | None = None,
     attempt: int | None = None,
     checkpoint_s: float = 0.0,
+    ask: str | None = None,
+    budget: str | None = None,
+    add: dict[str, float] | None = None,
+    signal: SignalName | None = None,
 ) -> Command:
     """Return a command of now. Raises UsageError."""
     now_us = time.time_ns() // 1000
@@ -86,6 +91,10 @@ def command(
             secret=secret,
             attempt=attempt,
             checkpoint_s=float(checkpoint_s),
+            ask=ask,
+            budget=budget,
+            add=add or {},
+            signal=signal,
         )
     except WireError as error:
         raise UsageError(str(error)) from None

@@ -18,7 +18,7 @@ from runner.wire.command import Command, Selector
 from runner.wire.receipt import KillDone, PauseReceipt
 from runner.wire.times import iso
 
-__all__ = ["answered", "pause_job", "pause_many"]
+__all__ = ["answered", "answered_by_all", "pause_job", "pause_many"]
 
 Op = Literal["pause", "resume"]
 _Local = Literal["not_running", "already_ended", "unknown", "unconfirmed"]
@@ -59,7 +59,13 @@ def pause_many(
     """
     if tenant is not None:
         orders.selector("tenant", tenant)
-    command = orders.command(op, chosen, None if tenant is None else (tenant,), reason=reason)
+    return answered_by_all(
+        client, orders.command(op, chosen, None if tenant is None else (tenant,), reason=reason), wait_s
+    )
+
+
+def answered_by_all(client: Client, command: Command, wait_s: float) -> list[PauseReceipt]:
+    """Send a command to every live node, and return the receipts of all jobs that it hit. Raises StoreError."""
     keys = client.keys
     spot = [keys.control(), keys.leases(), keys.nodes(), keys.clock()]
     nodes = orders.words(client.script("pause", spot, [orders.document(client, command, "selector")]))
@@ -99,7 +105,7 @@ def _local(
     return PauseReceipt(
         job=job_id,
         command=command.id,
-        op=cast("Literal['pause', 'resume', 'approve', 'deny']", command.op),
+        op=cast("Literal['pause', 'resume', 'signal', 'approve', 'deny']", command.op),
         outcome=outcome,
         state=state,
         done_at=iso(now_ms),

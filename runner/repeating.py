@@ -120,6 +120,11 @@ def _signed_here(client: Client, job_id: str) -> JobSpec:
         if not signing.verify(client.signer.public, domain, found.envelope, found.signature):
             signer = signing.signer_of(found.signature) or "unknown"
             raise EnqueueError(f"job {job_id} was signed by key {signer}: only that key may repeat it, not this home's")
+        if found.links:
+            raise EnqueueError(
+                f"job {job_id} was started by another job, which chose its arguments: this key must not sign it; repeat "
+                "the job above all (`ringfence show` names it)"
+            )
         spec = schedules.job_of(found.envelope, found.occurrence)
     except WireError as error:
         raise EnqueueError(f"job {job_id} can't be repeated, the stored one is not readable: {error}") from None

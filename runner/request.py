@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from typing import Final, Literal, Protocol, TypedDict, cast
 
@@ -20,7 +21,7 @@ from runner.wire import grants as forms
 from runner.wire import ids, passing, reuse, sealed, values
 from runner.wire.codec import Json
 from runner.wire.errors import ValueTypeError, WireError
-from runner.wire.flow import MAX_SPAN_S, After, Backoff, Concurrency, Rate, Unique
+from runner.wire.flow import MAX_SPAN_S, After, Backoff, Budget, Concurrency, Rate, RetryRule, Unique
 from runner.wire.sealed import Sealed
 from runner.wire.spec import MAX_ENVELOPE_BYTES, MAX_REUSE, JobSpec, Limits
 
@@ -33,6 +34,11 @@ MAX_AHEAD_S: Final = 366 * 86_400.0
 MAX_EXPIRES_S: Final = 390 * 86_400.0
 #: Arguments share the envelope with everything else.
 MAX_ARGUMENTS_BYTES: Final = MAX_ENVELOPE_BYTES - 64 * 1024
+_defaults = {field.name: field.default for field in fields(JobSpec)}
+#: The very defaults of JobSpec: they need neither be made nor compared for each job.
+_NO_GRANTS: Final = cast("forms.Grants", _defaults["grants"])
+_NO_LIMITS: Final = cast("Limits", _defaults["limits"])
+_NO_RETRY: Final = cast("RetryRule", _defaults["retry"])
 _TAG: Final = re.compile(r"([a-zA-Z0-9][a-zA-Z0-9_.-]{0,63})[:=](.*)", re.DOTALL)
 
 
@@ -55,6 +61,7 @@ class JobOptions(TypedDict, total=False):
     those whose `Job.output` is an argument are among them. ``on_failure``: what to do if one of them did not finish.
     ``backoff``, ``retry_on``, ``never_on``: see RetryRule and limits.retry_rule. ``unique``: a name that one job holds
     at a time; ``on_duplicate``: raise DuplicateJobError, or return the holder's handle. ``priority``: docs/queue.md.
+    ``budget``: what it may spend together with the other jobs of its key, see Budget.
     """
 
     queue: str
@@ -69,6 +76,7 @@ class JobOptions(TypedDict, total=False):
     on_duplicate: Literal["error", "return"]
     rate: Rate
     concurrency: Concurrency
+    budget: Budget
     timeout: float
     eta: datetime
     countdown: float
@@ -88,6 +96,7 @@ class JobOptions(TypedDict, total=False):
     on_failure: Literal["refuse", "run"]
 
 
+_RETRY: Final = frozenset({"retries", "backoff", "retry_on", "never_on"})
 _KNOWN: Final = frozenset(JobOptions.__annotations__)
 
 
@@ -144,13 +153,12 @@ def build(
             min_level=options.get("min_level") or ("F" if options.get("trusted", False) else "B"),
             trusted=options.get("trusted", False),
             profile=_profile(options),
-            grants=options["grants"].to_wire() if "grants" in options else forms.Grants(),
-            limits=Limits(timeout_s=_timeout(options.get("timeout"))),
-            retry=limits.retry_rule(
-                options.get("retries", 0), options.get("backoff"), options.get("retry_on"), options.get("never_on")
-            ),
+            grants=options["grants"].to_wire() if "grants" in options else _NO_GRANTS,
+            limits=Limits(timeout_s=_timeout(options["timeout"])) if "timeout" in options else _NO_LIMITS,
+            retry=_retry(options),
             unique=_unique(options),
             rate=options.get("rate"),
+            budget=options.get("budget"),
             concurrency=options.get("concurrency"),
             at_most_once=options.get("at_most_once", False),
             priority=options.get("priority", 0),
@@ -193,6 +201,14 @@ def _shareable(spec: JobSpec) -> JobSpec:
     if why := reuse.problem(spec):
         raise UsageError(why)
     return spec
+
+
+def _retry(options: JobOptions) -> RetryRule:
+    if _RETRY.isdisjoint(options):
+        return _NO_RETRY
+    return limits.retry_rule(
+        options.get("retries", 0), options.get("backoff"), options.get("retry_on"), options.get("never_on")
+    )
 
 
 def _profile(options: JobOptions) -> str:

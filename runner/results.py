@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from runner import signing, trust
+from runner import lineage, signing, trust
 from runner.client import Client, Entry
 from runner.errors import (
     JobNotFoundError,
@@ -262,7 +262,7 @@ def checked_spec(client: Client, job_id: str) -> JobSpec | None:
         domain = schedules.domain_of(found.occurrence)
         if not any(signing.verify(key, domain, found.envelope, found.signature) for key in known):
             return None
-        spec = schedules.job_of(found.envelope, found.occurrence)
+        spec = lineage.job_of(found, client.fleet_public, time.time_ns() // 1_000_000)
     except WireError:
         return None
     return spec if spec.id == job_id else None

@@ -24,14 +24,19 @@ from collections.abc import Sequence
 from typing import Final
 
 from nacl.bindings import (
+    crypto_box_seal,
+    crypto_box_seal_open,
+    crypto_scalarmult_base,
     crypto_sign,
     crypto_sign_BYTES,
+    crypto_sign_ed25519_pk_to_curve25519,
+    crypto_sign_ed25519_sk_to_curve25519,
     crypto_sign_open,
     crypto_sign_PUBLICKEYBYTES,
     crypto_sign_seed_keypair,
     crypto_sign_SEEDBYTES,
 )
-from nacl.exceptions import BadSignatureError
+from nacl.exceptions import BadSignatureError, CryptoError
 from nacl.exceptions import ValueError as NaclValueError
 from nacl.signing import SigningKey
 
@@ -44,6 +49,7 @@ __all__ = [
     "Signer",
     "key_id_of",
     "new_private",
+    "sealed_for",
     "signed_receipt",
     "signer_of",
     "verify",
@@ -101,6 +107,14 @@ class Signer:
         )
         return [f"{start}.{number}.{_text(way)}" for number, way in enumerate(ways)]
 
+    def unsealed(self, box: bytes) -> bytes | None:
+        """Return what `sealed_for` has sealed for this key; None if it is for another one, or was changed."""
+        secret = crypto_sign_ed25519_sk_to_curve25519(self._secret)
+        try:
+            return bytes(crypto_box_seal_open(box, crypto_scalarmult_base(secret), secret))
+        except (CryptoError, NaclValueError, TypeError):
+            return None
+
     def __repr__(self) -> str:
         return f"Signer({self.key_id})"
 
@@ -111,6 +125,11 @@ class Signer:
 def new_private() -> bytes:
     """Return a fresh private key: 32 bytes of the kernel's randomness."""
     return bytes(SigningKey.generate())
+
+
+def sealed_for(public: str, data: bytes) -> bytes:
+    """Return ``data`` so that only the owner of the key can read it, and nobody can tell who sealed it."""
+    return bytes(crypto_box_seal(data, crypto_sign_ed25519_pk_to_curve25519(bytes.fromhex(public))))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""Port: redis. An application's connection to the store, by its URL: a socket, TCP, TLS, or Sentinel.
+"""Port: redis. An application's connection to the store, by its URL: a socket, TCP, TLS, Sentinel or a cluster.
 
 Called by the client. Must never talk to a socket that another user serves, nor to a TLS server whose certificate is not
 for the name in the URL.
@@ -18,7 +18,9 @@ from redis.connection import UnixDomainSocketConnection
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from runner.clusterlink import open_cluster
 from runner.errors import ConfigError
+from runner.wire.cluster import cluster_of
 from runner.wire.storeurl import SentinelUrl, sentinel_of, shown_url
 
 __all__ = ["close_store", "open_store"]
@@ -32,6 +34,8 @@ def open_store(url: str) -> redis.Redis:
     bounds: dict[str, Any] = {"socket_timeout": _SOCKET_TIMEOUT_S, "socket_connect_timeout": _CONNECT_TIMEOUT_S}
     options = {**bounds, "retry": Retry(ExponentialBackoff(cap=1.0, base=0.05), 3), "protocol": 2}
     try:
+        if (cluster := cluster_of(url)) is not None:
+            return open_cluster(cluster, options)
         behind = sentinel_of(url)
         if behind is not None:
             return _by_sentinel(behind, bounds, options)
@@ -42,7 +46,8 @@ def open_store(url: str) -> redis.Redis:
         return redis.Redis.from_url(url, **options)
     except ValueError as error:
         raise ConfigError(
-            f"{shown_url(url)!r} is no store URL ({error}): use unix://PATH, redis://, rediss:// or redis+sentinel://"
+            f"{shown_url(url)!r} is no store URL ({error}): use unix://PATH, redis://, rediss://, "
+            "redis+sentinel:// or redis+cluster://"
         ) from None
 
 

@@ -25,7 +25,7 @@ from broker.egress.certs import SEED_BYTES, Authority
 from broker.egress.confine import confine
 from broker.egress.dial import Dial
 from broker.egress.dns import Resolver
-from broker.egress.door import IDLE_S, Caps
+from broker.egress.door import BODY_BYTES, IDLE_S, REQUESTS, Caps
 from broker.egress.mask import Veil
 from broker.egress.service import Service
 from runner.wire import frames
@@ -51,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--hosts", type=Path, default=dns.HOSTS)
     parser.add_argument("--idle-s", type=float, default=IDLE_S)
     parser.add_argument("--most", type=int)
+    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--body-bytes", type=int, default=BODY_BYTES)
     parser.add_argument("--ca", type=Path, action="append", default=[], metavar="FILE")
     given = parser.parse_args(arguments)
     if Path(frames.__file__).parents[2] != Path(__file__).parents[2]:
@@ -62,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     servers = [(address, int(port)) for address, _, port in (word.rpartition(":") for word in given.nameserver)]
     resolver = Resolver(servers, hosts=given.hosts)
-    caps = Caps(idle_s=given.idle_s)
+    caps = Caps(idle_s=given.idle_s, requests=given.requests, body_bytes=given.body_bytes)
     # One job alone must not be able to use up what all share.
     most = given.most or max(caps.connections + 1, (min(hard, 1 << 16) - _SPARE) // _PER_CONNECTION)
     try:

@@ -1,4 +1,4 @@
-"""What the door of an attempt with proxied secrets has besides: its values, whom it trusts, and as whom it is trusted.
+"""What the door of an attempt with proxied secrets has besides: its values, and as whom its job trusts it.
 
 Made by the service for such a door, used by its visits. Must never outlive the door.
 """
@@ -19,9 +19,8 @@ __all__ = ["Access"]
 class Access:
     """``close`` forgets the values. Idempotent."""
 
-    def __init__(self, end: socket.socket, authority: Authority, trust: ssl.SSLContext) -> None:
-        """``end``: the line to the broker, ours from here on. ``trust``: what hosts are verified with."""
-        self.trust = trust
+    def __init__(self, end: socket.socket, authority: Authority) -> None:
+        """``end``: the line to the broker, ours from here on."""
         self.on_lost: Callable[[], None] = lambda: None
         self.keys = Keys(end, lambda: self.on_lost())
         self._authority = authority

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import os
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,12 +22,16 @@ from broker.egress import http, socks
 from broker.egress.access import Access
 from broker.egress.dial import Dial
 from broker.egress.errors import EgressError
-from broker.egress.rules import Rules
-from broker.egress.visit import HEAD_TIMEOUT_S, Streams, Usage, Visit
+from broker.egress.gate import Gate
+from broker.egress.meter import Meter, Usage
+from broker.egress.rules import Destination, Rules
+from broker.egress.visit import HEAD_TIMEOUT_S, Streams, Visit
 
-__all__ = ["IDLE_S", "Caps", "Door"]
+__all__ = ["BODY_BYTES", "IDLE_S", "REQUESTS", "Caps", "Door"]
 
 IDLE_S: Final = 300.0
+REQUESTS: Final = 48
+BODY_BYTES: Final = 256 << 20
 
 _RETRY_ACCEPT_S: Final = 0.1
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -41,11 +46,17 @@ _MAX_WHY: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Most connections of one door, most of them that have no destination yet, and the longest silence in seconds."""
+    """What one door serves at most.
+
+    ``pending``: connections that have no destination yet. ``idle_s``: the longest silence. ``requests``: under way at
+    once. ``body_bytes``: of one request. The last two hold for requests that are read, not for tunnels.
+    """
 
     connections: int = 64
     pending: int = 8
     idle_s: float = IDLE_S
+    requests: int = REQUESTS
+    body_bytes: int = BODY_BYTES
 
 
 @dataclass(slots=True)
@@ -73,7 +84,9 @@ class Door:
         caps: Caps,
         make_room: Callable[[], None],
         on_refused: Callable[[str, int, str], None],
+        on_metered: Callable[[str, dict[str, int]], bool],
         on_closed: Callable[[], None],
+        trust: ssl.SSLContext | None = None,
         access: Access | None = None,
     ) -> None:
         """``ends``: the listener and the mould's pidfd; both, and ``access``, are the door's from here on.
@@ -87,7 +100,9 @@ class Door:
         self._make_room = make_room
         self._on_refused = on_refused
         self._on_closed = on_closed
-        self._access = access
+        self._trust, self._access = trust, access
+        self._own = Destination(*self._listener.getsockname()[:2])
+        self._gate = Gate(caps.requests, caps.body_bytes)
         if access is not None:
             access.on_lost = self._abort_keyed
         self._loop = asyncio.get_running_loop()
@@ -98,6 +113,7 @@ class Door:
         self._bucket = _Bucket()
         self._retry: asyncio.TimerHandle | None = None
         self.usage = Usage()
+        self._meter = Meter(self.usage, on_metered)
         self.closed = False
         self._listener.setblocking(False)
         self._loop.add_reader(self._pidfd, self.close)
@@ -135,6 +151,7 @@ class Door:
         while self._tasks:
             await asyncio.wait(self._tasks)
         await asyncio.sleep(0)  # aborted transports close in the loop's next turn
+        self._meter.close()
         return self.usage
 
     def shed(self) -> None:
@@ -192,7 +209,10 @@ class Door:
 
     async def _serve(self, end: socket.socket) -> None:
         near = await Streams.over(end)
-        visit = Visit(near, self._rules, self._dial, self.usage, self._refused, self._listen, self._access)
+        visit = Visit(
+            near, self._rules, self._dial, self.usage, self._meter, self._gate, self._refused, self._listen,
+            self._own, self._trust, self._access,
+        )  # fmt: skip
         self._visits.add(visit)
         try:
             with suppress(EgressError, OSError, TimeoutError, asyncio.IncompleteReadError, h11.ProtocolError):

@@ -4,6 +4,8 @@
     ├── RefusedError      not granted, or an address that no grant of this kind reaches: answered with 403
     ├── UnreachableError  granted, but no name, no route or no answer: answered with 502
     ├── BadRequestError   not a request that a proxy takes: answered with 400
+    ├── TooLargeError     more than one request may send: answered with 413
+    ├── CrowdedError      more requests at once than the job may have: answered with 429
     └── SecretRefusedError  the broker gives no leave to send a secret there now: answered with 403, 429 or 503
 
 Called by every file of the package. Must never carry a path, an address of the host's own, or another job's name.
@@ -13,7 +15,15 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BadRequestError", "EgressError", "RefusedError", "SecretRefusedError", "UnreachableError"]
+__all__ = [
+    "BadRequestError",
+    "CrowdedError",
+    "EgressError",
+    "RefusedError",
+    "SecretRefusedError",
+    "TooLargeError",
+    "UnreachableError",
+]
 
 #: The broker's codes, in words and as HTTP says them.
 _CODES: Final = {
@@ -52,6 +62,18 @@ class BadRequestError(EgressError):
 
     status = 400
     socks = 7
+
+
+class TooLargeError(EgressError):
+    """The body of a request is larger than one may be."""
+
+    status = 413
+
+
+class CrowdedError(EgressError):
+    """Too many requests of this job are under way."""
+
+    status = 429
 
 
 class SecretRefusedError(EgressError):

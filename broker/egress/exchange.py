@@ -14,12 +14,13 @@ from typing import Final
 
 import h11
 
-from broker.egress.errors import UnreachableError
+from broker.egress.errors import BadRequestError, EgressError, TooLargeError, UnreachableError
 from broker.egress.mask import Mask
+from broker.egress.meter import Tally
 from broker.egress.streams import CHUNK_BYTES, Side
 from broker.egress.visit import Visit
 
-__all__ = ["Headers", "carry", "follow", "passed", "refuse"]
+__all__ = ["Headers", "carry", "collected", "follow", "length_of", "passed", "refuse"]
 
 #: For this connection only (RFC 9110 section 7.6.1); framing is h11's work and stays.
 _HOP: Final = frozenset(
@@ -30,29 +31,51 @@ _LENGTH: Final = b"content-length"
 _CHUNKED: Final = b"transfer-encoding"
 _FRAMING: Final = frozenset({_LENGTH, _CHUNKED})
 _ENCODING: Final = b"content-encoding"
+_CONTINUE: Final = 100
 _SWITCHING: Final = 101
 
 Headers = list[tuple[bytes, bytes]]
 
 
 async def carry(
-    visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, mask: Mask | None = None
+    visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, tally: Tally, mask: Mask | None = None
 ) -> None:
     """Carry one request's body up and its answer down, at once: either may come first."""
+    # A client that has gone would keep its request, and a model at work, until the connection's idle limit.
+    visit.near.watch(visit.abort)
+    try:
+        await _both(visit, client, far, server, tally, mask)
+    finally:
+        visit.near.watch(None)
+        tally.end(whole=server.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED))
+
+
+async def _both(
+    visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, tally: Tally, mask: Mask | None
+) -> None:
+    if client.their_state is h11.DONE:
+        # Its body was read before its head went on.
+        await _download(visit, client, far, server, tally, mask)
+        return
     first = client.next_event()
     if isinstance(first, h11.EndOfMessage):
         # Nothing follows the head: no task for it.
         await far.send(server.send(h11.EndOfMessage()) or b"")
-        await _download(visit, client, far, server, mask)
+        await _download(visit, client, far, server, tally, mask)
         return
     upload = asyncio.ensure_future(_upload(visit, client, far, server, first))
     try:
-        await _download(visit, client, far, server, mask)
+        try:
+            await _download(visit, client, far, server, tally, mask)
+        except OSError:
+            if visit.fault is not None and client.our_state is h11.SEND_RESPONSE:
+                raise visit.fault from None
+            raise
         if not upload.done() and client.their_state is h11.DONE:
             await upload
     finally:
         upload.cancel()
-        with suppress(asyncio.CancelledError, OSError, h11.ProtocolError):
+        with suppress(asyncio.CancelledError, OSError, h11.ProtocolError, EgressError):
             await upload
 
 
@@ -61,6 +84,25 @@ async def follow(side: h11.Connection, streams: Side) -> object:
     while (event := side.next_event()) is h11.NEED_DATA:
         side.receive_data(await streams.read(CHUNK_BYTES))
     return event
+
+
+async def collected(visit: Visit, client: h11.Connection, limit_bytes: int) -> bytes:
+    """Read a request's body whole. Raises TooLargeError, BadRequestError."""
+    if client.they_are_waiting_for_100_continue:
+        await visit.side.send(client.send(h11.InformationalResponse(status_code=_CONTINUE, headers=[])) or b"")
+    body = bytearray()
+    while not isinstance(event := await follow(client, visit.side), h11.EndOfMessage):
+        if not isinstance(event, h11.Data):
+            raise BadRequestError("the request ended before its body did")
+        visit.count_sent(len(event.data))
+        body += event.data
+        visit.gate.sized(len(body), limit_bytes)
+    return bytes(body)
+
+
+def length_of(request: h11.Request) -> int:
+    """Return how long a request's body is said to be, 0 where nothing says it."""
+    return next((int(value) for name, value in request.headers if name == _LENGTH), 0)
 
 
 def passed(headers: Headers) -> Headers:
@@ -89,11 +131,20 @@ async def refuse(visit: Visit, client: h11.Connection, status: int, reason: str)
 
 
 async def _upload(visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, event: object) -> None:
+    sent = 0
     while True:
         if event is h11.NEED_DATA:
             event = await follow(client, visit.side)
         if isinstance(event, h11.Data):
             visit.count_sent(len(event.data))
+            sent += len(event.data)
+            try:
+                visit.gate.sized(sent, visit.body_bytes)
+            except TooLargeError as error:
+                # Nobody said so before. The host must not take what came for the whole.
+                visit.fault = error
+                visit.leave()
+                raise
             await far.send(server.send(h11.Data(data=event.data)) or b"")
             event = h11.NEED_DATA
         elif isinstance(event, h11.EndOfMessage):
@@ -103,7 +154,9 @@ async def _upload(visit: Visit, client: h11.Connection, far: Side, server: h11.C
             return
 
 
-async def _download(visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, mask: Mask | None) -> None:
+async def _download(
+    visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, tally: Tally, mask: Mask | None
+) -> None:
     out = b""
     while True:
         try:
@@ -119,7 +172,7 @@ async def _download(visit: Visit, client: h11.Connection, far: Side, server: h11
             return await _cut(visit, client)
         if not isinstance(event, h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage):
             return await _cut(visit, client)
-        out += _passed_on(visit, client, event, mask)
+        out += _passed_on(visit, client, event, tally, mask)
         if isinstance(event, h11.EndOfMessage):
             await visit.side.send(out)
             return None
@@ -129,17 +182,21 @@ def _passed_on(
     visit: Visit,
     client: h11.Connection,
     event: h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage,
+    tally: Tally,
     mask: Mask | None,
 ) -> bytes:
     """Return what the job gets of one event of an answer."""
     if isinstance(event, h11.Data):
         visit.count_received(len(event.data))
-        data = bytes(event.data) if mask is None else mask.feed(bytes(event.data))
+        raw = bytes(event.data)
+        tally.feed(raw)
+        data = raw if mask is None else mask.feed(raw)
         return (client.send(h11.Data(data=data)) or b"") if data else b""
     if isinstance(event, h11.EndOfMessage):
         rest = b"" if mask is None else mask.finish()
         return ((client.send(h11.Data(data=rest)) or b"") if rest else b"") + (client.send(h11.EndOfMessage()) or b"")
     if isinstance(event, h11.Response):
+        tally.head(event.status_code, list(event.headers))
         return client.send(_answer(event, mask)) or b""
     if event.status_code == _SWITCHING:
         return b""
@@ -160,6 +217,8 @@ def _answer(event: h11.Response, mask: Mask | None) -> h11.Response:
 
 async def _cut(visit: Visit, client: h11.Connection) -> None:
     """The destination broke off: say so if nothing was passed on yet, else break off too."""
+    if visit.fault is not None and client.our_state is h11.SEND_RESPONSE:
+        raise visit.fault
     if client.our_state is h11.SEND_RESPONSE:
         await refuse(visit, client, 502, "the destination broke off before its answer was whole")
     visit.abort()

@@ -17,16 +17,16 @@ import h11
 
 from broker.egress import keyed
 from broker.egress.errors import BadRequestError, EgressError
-from broker.egress.exchange import Headers, carry, follow, passed, refuse
+from broker.egress.exchange import Headers, carry, follow, length_of, passed, refuse
+from broker.egress.meter import Tally
+from broker.egress.routes import Goal, goal_of, path_of
 from broker.egress.rules import Destination, canonical
 from broker.egress.tls import Tls
 from broker.egress.visit import CHUNK_BYTES, HEAD_TIMEOUT_S, MAX_HEAD_BYTES, Visit
 
-__all__ = ["MAX_HEAD_BYTES", "ended_here", "outgoing", "path_of", "serve", "target_of"]
+__all__ = ["MAX_HEAD_BYTES", "ended_here", "outgoing", "serve"]
 
 _HTTP_PORT: Final = 80
-_HTTPS_PORT: Final = 443
-_SCHEME: Final = "http://"
 
 
 async def serve(visit: Visit, first: bytes) -> None:
@@ -56,24 +56,30 @@ async def _one(visit: Visit, client: h11.Connection) -> bool:
     if request.method == b"CONNECT":
         await _tunnel(visit, client, request)
         return False
+    with visit.gate.passed():
+        await _carried(visit, client, request)
+    return _goes_on(client)
+
+
+async def _carried(visit: Visit, client: h11.Connection, request: h11.Request) -> None:
     target = request.target.decode("ascii", "replace")
-    if visit.inside is not None:
-        await keyed.one(visit, client, request, visit.inside[1], path_of(target, visit.inside[1]))
-        return _goes_on(client)
-    host, port, path = target_of(target)
-    secret = visit.rules.keyed_at(canonical(host, port))
-    if secret is not None:
-        await keyed.one(visit, client, request, secret, path)
-        return _goes_on(client)
-    wanted, far = await visit.reach(host, port)
+    if visit.inside is None:
+        goal = goal_of(target, visit.rules, visit.own)
+    else:
+        host = visit.inside[1]
+        goal = Goal(host, path_of(target, host), secure=True)
+    if goal.secure:
+        await keyed.one(visit, client, request, goal.to, goal.path)
+        return
+    visit.gate.sized(length_of(request))
+    wanted, far = await visit.reach(goal.to.host, goal.to.port)
     try:
         server = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-        head = h11.Request(method=request.method, target=path, headers=outgoing(list(request.headers), wanted))
+        head = h11.Request(method=request.method, target=goal.path, headers=outgoing(list(request.headers), wanted))
         await far.send(server.send(head) or b"")
-        await carry(visit, client, far, server)
+        await carry(visit, client, far, server, Tally(visit.meter, request.method, goal.path))
     finally:
         visit.leave()
-    return _goes_on(client)
 
 
 def _goes_on(client: h11.Connection) -> bool:
@@ -121,34 +127,6 @@ async def ended_here(visit: Visit, host: Destination, early: bytes = b"") -> Non
     visit.inside = (session, host)
     await serve(visit, first)
     await session.leave()
-
-
-def path_of(target: str, host: Destination) -> str:
-    """Return the path of a request inside a TLS session with ``host``. Raises BadRequestError."""
-    if target.startswith("/") or target == "*":
-        return target
-    if target.lower().startswith("https://"):
-        name, port, path = target_of(f"{_SCHEME}{target[len('https://') :]}", _HTTPS_PORT)
-        if canonical(name, port) == host:
-            return path
-    raise BadRequestError(f"this connection is for requests to {host}")
-
-
-def target_of(target: str, default_port: int = _HTTP_PORT) -> tuple[str, int, str]:
-    """Return host, port and path of an absolute-form target. Raises BadRequestError."""
-    if target.lower().startswith("https://"):
-        raise BadRequestError("https goes through CONNECT")
-    if not target.lower().startswith(_SCHEME):
-        raise BadRequestError("this is a proxy: send CONNECT HOST:PORT, or a request for http://HOST/")
-    rest = target[len(_SCHEME) :]
-    cut = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
-    authority, path = rest[:cut], rest[cut:].partition("#")[0]
-    host, colon, port = authority.rpartition(":")
-    if not colon or (authority.startswith("[") and authority.endswith("]")):
-        host, port = authority, str(default_port)
-    if "@" in authority or not port.isascii() or not port.isdigit():
-        raise BadRequestError("the address must be http://HOST or http://HOST:PORT, without a user")
-    return host, int(port[:6]), path if path.startswith("/") else f"/{path}"
 
 
 def outgoing(headers: Headers, wanted: Destination) -> Headers:

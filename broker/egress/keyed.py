@@ -1,8 +1,8 @@
-"""HTTP to the host of a proxied secret: https from here on, with the header that the vault's rule names.
+"""HTTP that is https from here on: to the host of a proxied secret, with the header that the vault's rule names.
 
-Called by http.py, for plain requests and for those inside a TLS session that ends here. Must never send a value before
-the host is connected, checked and verified, in any place but that header, or without leave for this very request; and
-never follow a redirect (attack 15).
+Called by http.py, for plain requests, for those inside a TLS session that ends here, and for routes to granted hosts.
+Must never send a value before the host is connected, checked and verified, in any place but that header, or without
+leave for this very request; and never follow a redirect (attack 15).
 
 Source: RFC 9110 sections 7.6.1, 9.3.8 (TRACE gives a request's headers back), 12.5.3 and 14.2.
 """
@@ -18,8 +18,11 @@ from typing import Final
 import h11
 
 from broker.egress.errors import BadRequestError, SecretRefusedError, UnreachableError
-from broker.egress.exchange import Headers, carry, passed
+from broker.egress.exchange import Headers, carry, collected, length_of, passed
+from broker.egress.fields import body_kind, in_body, in_target
+from broker.egress.keys import NO_LEAVE, Keys, Leave
 from broker.egress.mask import Mask
+from broker.egress.meter import Tally, models_path
 from broker.egress.rules import Destination
 from broker.egress.tls import Tls
 from broker.egress.visit import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, Visit
@@ -37,6 +40,9 @@ _PARTS: Final = frozenset({b"range", b"if-range"})
 _OTHERWISE: Final = frozenset(
     {b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-original-url", b"x-rewrite-url"}
 )
+#: A body that a value may go into is read whole first.
+MAX_FIELD_BODY_BYTES: Final = 1 << 20
+_BODY: Final = frozenset({b"content-length", b"transfer-encoding", b"expect"})
 #: A kept connection that rested for longer may have been closed by the host just now.
 _REST_S: Final = 4.0
 
@@ -57,55 +63,107 @@ async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: 
     Raises:
         EgressError: nothing was sent. OSError: the connection broke.
     """
-    if request.method in _ECHOING:
-        raise BadRequestError("this method has no place where a secret is sent")
-    access = visit.access
-    if access is None or access.keys.closed:
-        raise SecretRefusedError("denied")
-    keys = access.keys
-    chain = await _chain(visit, host, access.trust)
-    try:
-        leave = await keys.use(host, f"{request.method.decode('ascii')} {path.partition('?')[0]}")
-    except SecretRefusedError as error:
-        visit.refuse(host, error)
-        raise
-    mask = Mask(leave.veil)
-    head = h11.Request(method=request.method, target=path, headers=dressed(list(request.headers), host, leave.headers))
-    visit.usage.keyed += 1
-    visit.keyed_now = True
-    try:
-        await chain.far.send(chain.server.send(head) or b"")
-        await carry(visit, client, chain.far, chain.server, mask)
-    finally:
-        visit.keyed_now = False
-        if mask.hits:
-            visit.usage.masked += mask.hits
-            keys.masked(mask.hits)
+    secret = host in visit.rules.keyed
+    keys = _keys(visit, request) if secret else None
+    size = length_of(request)
+    visit.gate.sized(size)
+    with visit.gate.at(host):
+        if keys is None:
+            await _send(visit, client, request, await _chain(visit, host), path, NO_LEAVE)
+            return
+        visit.gate.bounded(host, keys.at_once.get(host))
+        chain = await _chain(visit, host)
+        leave = await _leave(visit, keys, request, host, path)
+        visit.gate.bounded(host, leave.at_once)
+        visit.gate.sized(size, leave.body_bytes)
+        visit.body_bytes = leave.body_bytes
+        visit.keyed_now = True
+        visit.usage.keyed += 1
+        mask = Mask(leave.veil)
+        try:
+            await _send(visit, client, request, chain, path, leave, mask)
+        finally:
+            visit.keyed_now, visit.body_bytes = False, None
+            if mask.hits:
+                visit.usage.masked += mask.hits
+                keys.masked(mask.hits)
+
+
+async def _send(
+    visit: Visit,
+    client: h11.Connection,
+    request: h11.Request,
+    chain: Chain,
+    path: str,
+    leave: Leave,
+    mask: Mask | None = None,
+) -> None:
+    headers = dressed(list(request.headers), chain.host, leave.headers, secret=mask is not None)
+    tally = Tally(visit.meter, request.method, path)
+    body: bytes | None = None
+    if leave.fields and not models_path(path):
+        path = in_target(path, leave.fields)
+        kind = body_kind(next((value for name, value in request.headers if name == b"content-type"), b""), leave.fields)
+        if kind:
+            body = in_body(await collected(visit, client, MAX_FIELD_BODY_BYTES), kind, leave.fields)
+            headers = [
+                *(pair for pair in headers if pair[0].lower() not in _BODY),
+                (b"content-length", b"%d" % len(body)),
+            ]
+    server = chain.server
+    out = server.send(h11.Request(method=request.method, target=path, headers=headers)) or b""
+    if body is not None:
+        out += (server.send(h11.Data(data=body)) or b"") + (server.send(h11.EndOfMessage()) or b"")
+    await chain.far.send(out)
+    await carry(visit, client, chain.far, server, tally, mask)
     if _reusable(chain):
-        chain.server.start_next_cycle()
+        server.start_next_cycle()
         chain.rested_s = visit.now_s()
         visit.chain = chain
     else:
         visit.leave()
 
 
-def dressed(headers: Headers, host: Destination, secrets: Sequence[tuple[bytes, bytes]]) -> Headers:
-    """Return the headers that a host gets: the job's own, but for those that the secrets are put into."""
+def dressed(
+    headers: Headers, host: Destination, secrets: Sequence[tuple[bytes, bytes]], *, secret: bool = True
+) -> Headers:
+    """Return the headers that a host gets: the job's own, but for those that the secrets are put into.
+
+    ``secret``: the request carries one, so that its answer has to come whole.
+    """
     # Many servers read an underscore as the hyphen.
-    taken = {name.lower() for name, _ in secrets} | _PARTS | _OTHERWISE | {_ENCODINGS}
+    taken = {name.lower() for name, _ in secrets} | {_ENCODINGS} | (_PARTS | _OTHERWISE if secret else frozenset())
     own = [(name, value) for name, value in passed(headers) if name.lower().replace(b"_", b"-") not in taken]
     return [(b"host", host.host_header(_HTTPS_PORT).encode("ascii")), *own, (_ENCODINGS, b"identity"), *secrets]
 
 
-async def _chain(visit: Visit, host: Destination, trust: ssl.SSLContext) -> Chain:
+def _keys(visit: Visit, request: h11.Request) -> Keys:
+    if request.method in _ECHOING:
+        raise BadRequestError("this method has no place where a secret is sent")
+    if visit.access is None or visit.access.keys.closed:
+        raise SecretRefusedError("denied")
+    return visit.access.keys
+
+
+async def _leave(visit: Visit, keys: Keys, request: h11.Request, host: Destination, path: str) -> Leave:
+    try:
+        return await keys.use(host, f"{request.method.decode('ascii')} {path.partition('?')[0]}")
+    except SecretRefusedError as error:
+        visit.refuse(host, error)
+        raise
+
+
+async def _chain(visit: Visit, host: Destination) -> Chain:
     """Return a verified connection to ``host``: the last one of this visit, or a new one."""
     chain, visit.chain = visit.chain, None
     if isinstance(chain, Chain):
         if chain.host == host and chain.far.idle() and visit.now_s() - chain.rested_s < _REST_S:
             return chain
         visit.leave()
+    if visit.trust is None:
+        raise UnreachableError("this egress process can't verify hosts")
     _, streams = await visit.reach(host.host, host.port)
-    far = Tls(streams, trust, host.host)
+    far = Tls(streams, visit.trust, host.host)
     try:
         async with asyncio.timeout(HEAD_TIMEOUT_S):
             await far.greet()

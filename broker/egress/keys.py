@@ -5,9 +5,10 @@ recorded, keep one longer than the broker said, or any when the line is gone: th
 
     door → broker   {"op": "use", "id", "host", "request" (METHOD TARGET), "empty": no value is held}
                     {"op": "masked", "hits"}
-    broker → door   {"id", "ok": true, "keys": [{"name", "version", "header", "text", "value"}], "for_s"} (base64;
-                    text and value only the first time; for_s: when all must be forgotten) · {"id", "ok": false,
-                    "err": CODE} · {"op": "drop"}: forget all values
+    broker → door   {"id", "ok": true, "keys": [{"name", "version", "header" or "field", "text", "value"}], "for_s",
+                    "body_bytes", "at_once"} (base64; text and value only the first time; for_s: when all must be
+                    forgotten; body_bytes, at_once: the rule's bounds) · {"id", "ok": false, "err": CODE} ·
+                    {"op": "drop"}: forget all values
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ import base64
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from broker.egress.errors import SecretRefusedError
+from broker.egress.fields import Field
 from broker.egress.mask import Veil
 from broker.egress.rules import Destination
 from runner.wire import codec
 from runner.wire.codec import Json
 from runner.wire.errors import WireError
 
-__all__ = ["Held", "Keys", "Leave"]
+__all__ = ["NO_LEAVE", "Held", "Keys", "Leave"]
 
 #: Longest wait for the broker: a restart of it takes less, and costs no request.
 ANSWER_S: Final = 5.0
@@ -38,12 +40,13 @@ _FINAL: Final = frozenset({"denied", "expired", "used-up"})
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One value, as it goes into a request: the header's name and whole text."""
+    """One value, as it goes into a request: the header's name and whole text, or its field (fields.py)."""
 
     name: str
     header: bytes
     text: bytes
     value: bytes
+    field: str = ""
 
     def __repr__(self) -> str:
         return f"Held({self.name})"
@@ -55,6 +58,13 @@ class Leave:
 
     headers: tuple[tuple[bytes, bytes], ...]
     veil: Veil
+    fields: tuple[Field, ...] = ()
+    #: Most that the request may send, and most requests to that host under way; None: the door's own bound.
+    body_bytes: int | None = None
+    at_once: int | None = None
+
+
+NO_LEAVE: Final = Leave((), Veil({}))
 
 
 class Keys:
@@ -69,6 +79,8 @@ class Keys:
         self._leaves: dict[tuple[tuple[str, int], ...], Leave] = {}
         self._waiting: dict[int, asyncio.Future[dict[str, Json]]] = {}
         self._next = 0
+        #: What the rules say of requests under way, by host, as it was told last.
+        self.at_once: dict[Destination, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         end.setblocking(False)
         self._loop.add_reader(end, self._read)
@@ -106,9 +118,12 @@ class Keys:
                 self._forget()
             raise SecretRefusedError(str(reply.get("err")))
         try:
-            return self._leave(reply)
+            leave = self._leave(reply)
         except (KeyError, TypeError, ValueError):
             raise SecretRefusedError("unavailable") from None
+        if leave.at_once is not None:
+            self.at_once[host] = leave.at_once
+        return leave
 
     def masked(self, hits: int) -> None:
         """Have it recorded that a host gave values back."""
@@ -138,7 +153,10 @@ class Keys:
             mark = (str(one["name"]), int(str(one["version"])))
             if "value" in one:
                 text, value = (base64.b64decode(str(one[part])) for part in ("text", "value"))
-                self._held[mark] = Held(mark[0], str(one["header"]).encode("ascii"), text, value)
+                header, place = str(one.get("header", "")).encode("ascii"), str(one.get("field", ""))
+                if not header and not place:
+                    raise TypeError("no place")
+                self._held[mark] = Held(mark[0], header, text, value, place)
                 self._leaves.clear()
             marks.append(mark)
         for_s = reply.get("for_s")
@@ -147,7 +165,7 @@ class Keys:
         known = self._leaves.get(tuple(marks))
         if known is None:
             known = self._leaves[tuple(marks)] = _leave([self._held[mark] for mark in marks])
-        return known
+        return replace(known, body_bytes=_bound(reply, "body_bytes"), at_once=_bound(reply, "at_once"))
 
     def _forget_at(self, end_s: float) -> None:
         """Forget all when the first of the values has to be forgotten."""
@@ -192,4 +210,11 @@ def _leave(held: Sequence[Held]) -> Leave:
     # With a user's name before it, the value's base64 form is another one.
     texts = {f"{one.name}:sent": one.text.split(b" ")[-1] for one in held}
     others = {name: text for name, text in texts.items() if text not in values.values()}
-    return Leave(tuple((one.header, one.text) for one in held), Veil(values | others))
+    headers = tuple((one.header, one.text) for one in held if not one.field)
+    fields = tuple(Field(one.name, one.field, one.text) for one in held if one.field)
+    return Leave(headers, Veil(values | others), fields)
+
+
+def _bound(reply: dict[str, Json], name: str) -> int | None:
+    value = reply.get(name)
+    return value if type(value) is int else None

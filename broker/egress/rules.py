@@ -13,7 +13,7 @@ from typing import Final
 from broker.egress.addresses import Address, Kind, judge, literal
 from broker.egress.errors import BadRequestError
 
-__all__ = ["LOCAL_NAMES", "Destination", "Facts", "Rules", "canonical", "refusal"]
+__all__ = ["LOCAL_NAMES", "ROUTES", "Destination", "Facts", "Route", "Rules", "canonical", "refusal"]
 
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -23,6 +23,8 @@ _HTTP_PORT: Final = 80
 _HTTPS_PORT: Final = 443
 #: Names that mean the host itself wherever they are looked up.
 LOCAL_NAMES: Final = ("localhost", "localhost.localdomain")
+#: Where the paths begin that stand for granted hosts.
+ROUTES: Final = "/r/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +48,32 @@ class Destination:
 
 
 @dataclass(frozen=True, slots=True)
+class Route:
+    """A name in the paths of the job's own proxy that stands for a host. ``secure``: over TLS from there on."""
+
+    name: str
+    to: Destination
+    secure: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """What one attempt may reach.
 
     ``granted``: its grants. ``named``: the destinations that the policy rule which allowed the job spells out.
     ``never``: what no policy opens: the store and other parts of Ringfence. ``keyed``: the hosts of its proxied
-    secrets: reached by requests that carry one, and in no other way.
+    secrets: reached by requests that carry one, and in no other way. ``routes``: other ways to say some of these.
     """
 
     granted: frozenset[Destination]
     named: frozenset[Destination] = frozenset()
     never: frozenset[Destination] = frozenset()
     keyed: frozenset[Destination] = frozenset()
+    routes: tuple[Route, ...] = ()
+
+    def route(self, name: str) -> Route | None:
+        """Return the route of that name, if it leads to a granted host."""
+        return next((one for one in self.routes if one.name == name and self.grants(one.to)), None)
 
     def grants(self, wanted: Destination) -> bool:
         """Return whether exactly this destination was granted."""

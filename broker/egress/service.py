@@ -179,7 +179,7 @@ class _Agent:
         listener, pidfd = socket.socket(fileno=fds[0]), fds[1]
         line = socket.socket(fileno=fds[2]) if rules.keyed else None
         fds.clear()
-        access = Access(line, authority, trust) if line and authority and trust else None
+        access = Access(line, authority) if line and authority else None
         self.doors[attempt] = Door(
             (listener, pidfd),
             rules,
@@ -187,7 +187,9 @@ class _Agent:
             self._service.caps,
             self._service.make_room,
             lambda host, port, why: self._denied(attempt, host, port, why),
+            lambda model, counts: self._metered(attempt, model, counts),
             lambda: self._forget(attempt),
+            trust,
             access,
         )
         return ""
@@ -212,6 +214,16 @@ class _Agent:
         record: dict[str, Json] = {"op": "denied", "attempt": attempt, "host": host, "port": port, "why": why}
         with suppress(OSError):
             self._end.send(codec.dump(record))
+
+    def _metered(self, attempt: str, model: str, counts: dict[str, int]) -> bool:
+        """Report what an attempt used; False: the agent's line is full, and is tried again."""
+        try:
+            self._end.send(codec.dump({"op": "metered", "attempt": attempt, "model": model, **counts}))
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # the agent is gone, and with it whoever counts
+        return True
 
     def _service_state(self) -> dict[str, Json]:
         state = self._service.state

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,18 +26,40 @@ class Side(Protocol):
         """Write, and wait until the other side has taken enough of it."""
 
 
+class _Reader(asyncio.StreamReader):
+    """Says when the peer has ended, also to who does not read just now."""
+
+    on_end: Callable[[], None] | None = None
+
+    def feed_eof(self) -> None:
+        """The peer sends nothing more."""
+        super().feed_eof()
+        if self.on_end is not None:
+            self.on_end()
+
+    def set_exception(self, exc: Exception) -> None:
+        """The connection is broken."""
+        super().set_exception(exc)
+        if self.on_end is not None:
+            self.on_end()
+
+
 @dataclass(slots=True)
 class Streams:
     """A connected socket."""
 
-    reader: asyncio.StreamReader
+    reader: _Reader
     writer: asyncio.StreamWriter
 
     @classmethod
     async def over(cls, end: socket.socket) -> Streams:
         """Take a connected socket over."""
         try:
-            reader, writer = await asyncio.open_connection(sock=end, limit=CHUNK_BYTES)
+            loop = asyncio.get_running_loop()
+            reader = _Reader(CHUNK_BYTES, loop)
+            protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+            transport, _ = await loop.create_connection(lambda: protocol, sock=end)
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         except BaseException:
             end.close()
             raise
@@ -52,6 +75,12 @@ class Streams:
         """Write, and wait until the other side has taken enough of it."""
         self.writer.write(data)
         await self.writer.drain()
+
+    def watch(self, act: Callable[[], None] | None) -> None:
+        """Call ``act`` when the peer ends, or has; None: no more."""
+        self.reader.on_end = act
+        if act is not None and self.reader.at_eof():
+            act()
 
     def idle(self) -> bool:
         """Return whether it is open both ways still."""

@@ -7,6 +7,7 @@ byte on before the destination is granted and checked, nor read faster than the 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from broker.egress import hello
 from broker.egress.access import Access
 from broker.egress.dial import Dial
 from broker.egress.errors import BadRequestError, EgressError, RefusedError, UnreachableError
+from broker.egress.gate import Gate
+from broker.egress.meter import Count, Meter, Usage
 from broker.egress.rules import Destination, Rules, canonical
 from broker.egress.streams import CHUNK_BYTES, Side, Streams
 
@@ -30,21 +33,6 @@ _TLS_PORT: Final = 443
 _REACH_TIMEOUT_S: Final = 30.0
 
 
-@dataclass(slots=True)
-class Usage:
-    """What one attempt did through its door: the counts that metering reads.
-
-    ``keyed``: requests that carried a secret. ``masked``: values that hosts gave back and that were covered.
-    """
-
-    connections: int = 0
-    refused: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    keyed: int = 0
-    masked: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class Visit:
     """A served connection. ``pending`` until it is connected to its destination for the first time."""
@@ -53,8 +41,14 @@ class Visit:
     rules: Rules
     dial: Dial
     usage: Usage
+    meter: Meter
+    gate: Gate
     on_refused: Callable[[str, int, str], None]
     on_through: Callable[[], None]
+    #: The door's address, as the job sees it.
+    own: Destination | None = None
+    #: What hosts are verified with.
+    trust: ssl.SSLContext | None = None
     #: For a job with proxied secrets.
     access: Access | None = None
     pending: bool = True
@@ -64,6 +58,10 @@ class Visit:
     chain: object = None
     #: Whether a request that carries a secret is under way.
     keyed_now: bool = False
+    #: Most that the request under way may send, where a rule says it.
+    body_bytes: int | None = None
+    #: Why the request under way must not go on, found while its answer is waited for.
+    fault: EgressError | None = None
     touched_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     _far: Streams | None = None
 
@@ -111,6 +109,7 @@ class Visit:
 
     async def tunnel(self, wanted: Destination, far: Streams, early: bytes) -> None:
         """Carry bytes both ways until both sides have ended; at the TLS port only for the granted name."""
+        self.meter.count("", Count(1))
         tls = wanted.port == _TLS_PORT
         guard = hello.Guard(lambda greeting: _check_greeting(wanted, greeting)) if tls else None
         try:

@@ -263,7 +263,7 @@ class Desk:
             self._hear(kept)
         for fd in kept.pidfds:
             self._selector.register(fd, selectors.EVENT_READ, lambda: self.revoke(attempt, "exit"))
-        return {"ok": True, "pending": list(opened.pending)}, True
+        return {"ok": True, "pending": list(opened.pending), "sdks": opened.sdks}, True
 
     def _adopted(self, attempt: str, fd: int) -> Opened | None:
         """Return the lease that an agent comes back for: what was spent stays spent, the job's channel stays open.

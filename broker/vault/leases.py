@@ -7,7 +7,8 @@ rules widen a live lease, or say to a job whether a name that it was not granted
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as member
 from typing import Final
 
 from broker.vault import bounds, placing
@@ -45,6 +46,12 @@ class Granted:
     version: int | None = None
     #: Where a proxied value is put.
     header: str = placing.DEFAULT
+    field: str = ""
+    #: For which library it is, "" if the rule does not say.
+    sdk: str = ""
+    #: Most that a request may send, and most requests under way; None: the egress process's own.
+    body_bytes: int | None = None
+    at_once: int | None = None
     #: Which requests it may go with: the rule's list, and one more for each reload that narrowed it.
     requests: tuple[tuple[str, ...], ...] = ()
     #: Uses of this lease.
@@ -66,9 +73,9 @@ class Lease:
     tenant: str = ""
     #: The id of the key that signed the job.
     signer: str = ""
-    grants: dict[str, Granted] = field(default_factory=dict)
+    grants: dict[str, Granted] = member(default_factory=dict)
     #: The ciphertexts of the job's sealed values by place.
-    sealed: dict[str, str] = field(default_factory=dict)
+    sealed: dict[str, str] = member(default_factory=dict)
     #: How many of them there will be.
     owed: int = 0
     #: When the attempt's first lease was opened, also by an earlier start of the broker; and whether that was this one.
@@ -124,6 +131,11 @@ class Opened:
 
     lease: Lease | None
     message: str = ""
+
+    @property
+    def sdks(self) -> dict[str, str]:
+        """For which libraries the rules say that secrets are."""
+        return {name: one.sdk for name, one in self.lease.grants.items() if one.sdk} if self.lease else {}
 
     @property
     def pending(self) -> tuple[str, ...]:
@@ -194,7 +206,7 @@ class Leases:
                 )
             if ask.secret in lease.grants:
                 return Opened(None, f"{ask.secret} is asked for twice")
-            other = _same_header(lease, ask, decision.header)
+            other = _same_header(lease, ask, decision)
             if other:
                 return Opened(None, f"{other} and {ask.secret} would go into one header for {ask.host}")
             if self._decided.get((attempt, ask.secret)) is not False or not decision.approve:
@@ -255,6 +267,8 @@ class Leases:
         waits = decision.approve and not self._decided.get(key, False)
         found = Granted(ask, decision.rule, until_s, uses, waits, decision.on_leak, header=decision.header)
         found.requests = (decision.requests,) if decision.requests else ()
+        found.field, found.sdk = decision.field, decision.sdk
+        found.body_bytes, found.at_once = decision.body_bytes, decision.at_once
         return found
 
 
@@ -263,14 +277,18 @@ def _narrow(granted: Granted, decision: Decision) -> None:
     if decision.uses is not None:
         left = granted.uses_left
         granted.uses_left = decision.uses if left is None else min(left, decision.uses)
+    granted.body_bytes = policy.least(granted.body_bytes, decision.body_bytes)
+    granted.at_once = policy.least(granted.at_once, decision.at_once)
     if decision.requests and decision.requests not in granted.requests:
         granted.requests += (decision.requests,)
 
 
-def _same_header(lease: Lease, ask: Ask, header: str) -> str:
+def _same_header(lease: Lease, ask: Ask, decision: Decision) -> str:
     """Return the secret of the lease that already takes the header which ``ask`` would be put into, "" if none."""
-    name = placing.name_of(header)
+    name = placing.name_of(decision.header)
     for other, one in lease.grants.items():
+        if decision.field or one.field:
+            continue
         if ask.mode == "proxy" == one.ask.mode and one.ask.host == ask.host and placing.name_of(one.header) == name:
             return other
     return ""

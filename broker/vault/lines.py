@@ -5,13 +5,15 @@ request go out that is not in the record, or leave a line open behind its lease.
 
     egress → broker   {"op": "use", "id", "host", "request" (METHOD TARGET), "empty": no value is held}
                       {"op": "masked", "hits"}
-    broker → egress   {"id", "ok": true, "keys": [{"name", "version", "header", "text", "value"}], "for_s"} (base64;
-                      text and value only the first time on a line) · {"id", "ok": false, "err": CODE} · {"op": "drop"}
+    broker → egress   {"id", "ok": true, "keys": [{"name", "version", "header" or "field", "text", "value"}], "for_s",
+                      "body_bytes", "at_once"} (base64; text and value only the first time on a line; the others where a
+                      rule says them) · {"id", "ok": false, "err": CODE} · {"op": "drop"}
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import logging
 import os
@@ -28,6 +30,7 @@ from broker.vault.errors import VaultError, VaultUsageError
 from broker.vault.keystore import Keystore
 from broker.vault.leases import MAX_BAD, Granted, Lease
 from broker.vault.peer import Message
+from broker.vault.rules import least
 
 __all__ = ["Lines"]
 
@@ -181,11 +184,12 @@ class Lines:
         self._write("secret.released", attempt=line.lease.attempt, name=name, version=version, mode="proxy", host=host)
         if held is None:
             return {"name": name, "version": version}
-        text = placing.render(granted.header, held.value)
+        text = placing.plain(held.value) if granted.field else placing.render(granted.header, held.value)
+        place = {"field": granted.field} if granted.field else {"header": placing.name_of(granted.header)}
         return {
             "name": name,
             "version": version,
-            "header": placing.name_of(granted.header),
+            **place,
             "text": base64.b64encode(text).decode(),
             "value": base64.b64encode(held.value.strip()).decode(),
         }
@@ -201,5 +205,11 @@ class Lines:
 
 
 def _for(granted: list[tuple[str, Granted]], now_s: float) -> Reply:
-    ends = [one.until_s for _, one in granted if one.until_s is not None]
-    return {"for_s": max(0.0, min(ends) - now_s)} if ends else {}
+    """Return what holds for a request: how long its values are kept, and how much it may be."""
+    until_s = functools.reduce(least, (one.until_s for _, one in granted))
+    found = {
+        "for_s": None if until_s is None else max(0.0, until_s - now_s),
+        "body_bytes": functools.reduce(least, (one.body_bytes for _, one in granted)),
+        "at_once": functools.reduce(least, (one.at_once for _, one in granted)),
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -38,7 +38,7 @@ class Masks:
             held = self._store.get(name)
             granted.version = held.version
             if granted.ask.mode == "proxy":
-                placing.render(granted.header, held.value)
+                placing.plain(held.value) if granted.field else placing.render(granted.header, held.value)
             self.tell(lease, name, held.value)
 
     def tell(self, lease: Lease, name: str, value: bytes) -> None:

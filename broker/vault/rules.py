@@ -15,7 +15,11 @@ narrows them. Unknown keys refuse to load.
     modes = ["proxy"]                  # default proxy; also get, file, env
     hosts = ["api.openai.com"]         # required with proxy; HOST:PORT for another port than 443
     header = "x-api-key: {value}"      # with proxy; default "Authorization: Bearer {value}"
+    field = "query:api_key"            # with proxy, instead of header: {{SECRET}} there becomes the value; placing.py
+    sdk = "openai"                     # with proxy; or "anthropic", "generic": whose base URL the job is told
     requests = ["POST /v1/chat/*"]     # with proxy; default every request to these hosts
+    body_bytes = 1048576               # with proxy; most that one request may send; default the egress process's
+    at_once = 4                        # with proxy; most requests of one job under way; default the egress process's
     ttl_s = 900.0                      # at most this long after the attempt's start; default: as long as it runs
     uses = 100                         # at most so many releases or proxied requests; default no limit
     approve = false                    # true: a person has to say yes first
@@ -26,7 +30,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Final, Literal, TypeVar
@@ -34,16 +38,21 @@ from typing import Final, Literal, TypeVar
 from broker.vault import bounds, placing
 from broker.vault.errors import RulesError
 
-__all__ = ["Ask", "Decision", "Mode", "OnLeak", "Rule", "Rules", "decide", "parse"]
+__all__ = ["Ask", "Decision", "Mode", "OnLeak", "Rule", "Rules", "decide", "least", "parse"]
 
 _N = TypeVar("_N", int, float)
 Mode = Literal["proxy", "get", "file", "env"]
 OnLeak = Literal["redact", "kill"]
 _ON_LEAK: Final = ("redact", "kill")
+_WAY: Final = ("header", "on_leak", "requests", "field", "sdk", "body_bytes", "at_once")
 _MODES: Final = ("proxy", "get", "file", "env")
 _ANY: Final = ("*",)
 _LISTS: Final = ("secrets", "tenants", "tasks", "commands", "queues", "tags", "modes", "hosts", "requests")
-_LIMITS: Final = frozenset({"modes", "hosts", "requests", "ttl_s", "uses", "approve", "header", "on_leak"})
+_PROXY: Final = frozenset({"header", "field", "sdk", "requests", "body_bytes", "at_once"})
+_LIMITS: Final = _PROXY | {"modes", "hosts", "ttl_s", "uses", "approve", "on_leak"}
+_CHOICES: Final = {"on_leak": _ON_LEAK, "sdk": ("openai", "anthropic", "generic")}
+_PLACES: Final = {"header": placing.check, "field": placing.check_field}
+_WHOLE: Final = frozenset({"uses", "body_bytes", "at_once"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,10 @@ class Rule:
     header: str = placing.DEFAULT
     requests: tuple[str, ...] = ()
     on_leak: OnLeak = "redact"
+    field: str = ""
+    sdk: str = ""
+    body_bytes: int | None = None
+    at_once: int | None = None
 
     @property
     def label(self) -> str:
@@ -109,6 +122,10 @@ class Decision:
     header: str = placing.DEFAULT
     on_leak: OnLeak = "redact"
     requests: tuple[str, ...] = ()
+    field: str = ""
+    sdk: str = ""
+    body_bytes: int | None = None
+    at_once: int | None = None
 
 
 def parse(text: str) -> Rules:
@@ -143,8 +160,9 @@ def decide(rules: Rules, ask: Ask) -> Decision:
             continue
         missing = _of_job(rule, ask) or _of_way(rule, ask)
         if missing is None:
-            ttl_s, uses = _least(rule.ttl_s, ask.ttl_s), _least(rule.uses, ask.uses)
-            return Decision(True, rule.label, "", ttl_s, uses, rule.approve, rule.header, rule.on_leak, rule.requests)
+            ttl_s, uses = least(rule.ttl_s, ask.ttl_s), least(rule.uses, ask.uses)
+            way = {name: getattr(rule, name) for name in _WAY}
+            return Decision(True, rule.label, "", ttl_s, uses, rule.approve, **way)
         closest = Decision(False, rule.label, f"{rule.label} does not cover {missing}")
     return closest
 
@@ -167,6 +185,8 @@ def _of_way(rule: Rule, ask: Ask) -> str | None:
         return f"the mode {ask.mode}"
     if ask.mode == "proxy" and not _match(rule.hosts, ask.host or ""):
         return f"the host {ask.host}"
+    if ask.mode == "proxy" and rule.field and placing.models(ask.host or ""):
+        return f"{ask.host}: it answers in words, so that a value in a field of its could be asked back"
     return None
 
 
@@ -174,7 +194,8 @@ def _match(patterns: tuple[str, ...], name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _least(first: _N | None, second: _N | None) -> _N | None:
+def least(first: _N | None, second: _N | None) -> _N | None:
+    """Return the smaller one; None is no limit."""
     return second if first is None else first if second is None else min(first, second)
 
 
@@ -197,17 +218,25 @@ def _rule(effect: Literal["allow", "deny"], index: int, entry: object) -> Rule:
         raise RulesError(f"{where}: modes are {', '.join(_MODES)}")
     if effect == "allow" and "proxy" in rule.modes and not rule.hosts:
         raise RulesError(f"{where}: proxy needs hosts, or a secret could be sent anywhere")
-    for key in values.keys() & {"header", "requests"} if "proxy" not in rule.modes else ():
-        raise RulesError(f"{where}: {key} is for the mode proxy")
+    _check_proxy(where, rule, values.keys())
     if "requests" in values and not rule.requests:
         raise RulesError(f"{where}: requests lists what is allowed; leave it out to allow every request")
     return rule
 
 
+def _check_proxy(where: str, rule: Rule, keys: Collection[str]) -> None:
+    for key in sorted(_PROXY.intersection(keys)) if "proxy" not in rule.modes else ():
+        raise RulesError(f"{where}: {key} is for the mode proxy")
+    if rule.field and "header" in keys:
+        raise RulesError(f"{where}: a value goes into a header or into a field, not into both")
+    if rule.field and rule.sdk in ("openai", "anthropic"):
+        raise RulesError(f"{where}: a model gives its input back, so no value goes into a field of its requests")
+
+
 def _text(where: str, key: str, value: object) -> str:
-    if not isinstance(value, str) or (key == "on_leak" and value not in _ON_LEAK):
-        raise RulesError(f"{where} must be {'a string' if key == 'header' else 'redact or kill'}")
-    return placing.check(value) if key == "header" else value
+    if not isinstance(value, str) or value not in _CHOICES.get(key, (value,)):
+        raise RulesError(f"{where} must be {' or '.join(_CHOICES.get(key, ('a string',)))}")
+    return _PLACES[key](value) if key in _PLACES else value
 
 
 def _value(where: str, key: str, value: object) -> object:
@@ -215,13 +244,13 @@ def _value(where: str, key: str, value: object) -> object:
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
             raise RulesError(f"{where} must be a list of non-empty strings")
         return tuple(map(bounds.check, value)) if key == "requests" else tuple(value)
-    if key in ("header", "on_leak"):
+    if key in _PLACES or key in _CHOICES:
         return _text(where, key, value)
     if key == "approve":
         if not isinstance(value, bool):
             raise RulesError(f"{where} must be true or false")
         return value
-    number = int if key == "uses" else (int, float)
+    number = int if key in _WHOLE else (int, float)
     if isinstance(value, bool) or not isinstance(value, number) or not 0 < value < math.inf:
         raise RulesError(f"{where} must be a positive number")
-    return value if key == "uses" else float(value)
+    return value if key in _WHOLE else float(value)

@@ -74,6 +74,8 @@ class Attempt:
         self.heard = False
         #: How many processes the attempt may have; 0 = not told.
         self.pids = 0
+        #: Called for each OPEN by an attempt that reads its channel itself.
+        self.on_open: Callable[[], object] | None = None
         self._froze = False
         self._failure: bytes | None = None
         self._overdue = False
@@ -95,6 +97,12 @@ class Attempt:
     def sockets(self) -> int:
         """Count the sockets that the attempt's processes hold open."""
         return glance.sockets_below(self._mould.pid)
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far; without a group, of the processes that live now and of those they waited for."""
+        if self._group is not None:
+            return self._events().cpu_s
+        return glance.below(self._mould.pid).cpu_s
 
     async def release(self, payload: bytes) -> None:
         """Send the payload; the worker runs the job when it has all of it. A worker that is gone is no error here."""
@@ -123,8 +131,15 @@ class Attempt:
             return SetupError("start", 0, "the worker did not get ready in time")
         return None if self.forced else SpawnError(f"the worker ended before it was ready ({verdict.kind})")
 
-    def _hear(self) -> bool:
+    def hear(self) -> bool:
         """Read the worker's first word, if there is one; return whether it is READY."""
+        return self._hear()
+
+    def listens_itself(self) -> bool:
+        """Whether the attempt reads its channel itself, and calls ``on_open``."""
+        return False
+
+    def _hear(self) -> bool:
         if not self.heard and self._failure is None:
             with suppress(OSError, CodecError):
                 flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
@@ -168,8 +183,12 @@ class Attempt:
 
     def terminate(self) -> None:
         """Send SIGTERM to the worker, through the mould."""
+        self.tell(signal.SIGTERM)
+
+    def tell(self, number: int) -> None:
+        """Send SIGTERM, SIGINT, SIGUSR1 or SIGUSR2 to the worker, through the mould."""
         if not self.verdict.done():
-            self._mould.terminate(self._name)
+            self._mould.tell(self._name, number)
 
     async def freeze(self, frozen: bool, timeout_s: float = FREEZE_TIMEOUT_S) -> Still:
         """Let no process of the attempt run, or let them go on. Raises GroupError where that can't be done."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
 from node_agent.containment import linux, oomscore, outfit, view, worker
-from node_agent.containment.orders import BEGIN, CONT, STOP, TERM, end_record, order_of
+from node_agent.containment.orders import BEGIN, CONT, SIGNALS, STOP, end_record, order_of
 from node_agent.containment.plan import DOORS
 from node_agent.containment.quiet import Quiet
 from node_agent.containment.reaper import Reaper
@@ -192,8 +192,8 @@ class _Mould:
         if order == BEGIN and len(ancillary) == 1 and self._worker is None:
             # The space is that of one descriptor.
             self._begin(attempt, _one_fd(ancillary[0][2])[0], doors, lesson)
-        elif order == TERM and not ancillary:
-            self._terminate(attempt)
+        elif order in SIGNALS and not ancillary:
+            self._signal_worker(attempt, SIGNALS[order])
         elif order in _HOLDS and not ancillary:
             self._hold(attempt, stop=order == STOP)
         else:
@@ -235,11 +235,11 @@ class _Mould:
             lent.end()
         return pid
 
-    def _terminate(self, attempt: str) -> None:
-        """SIGTERM to the worker: safe, because it is this process's own child and not reaped yet."""
+    def _signal_worker(self, attempt: str, number: int) -> None:
+        """Signal the worker: safe, because it is this process's own child and not reaped yet."""
         if self._worker is not None and self._status is None and attempt == self._attempt:
             with suppress(ProcessLookupError):
-                os.kill(self._worker, signal.SIGTERM)
+                os.kill(self._worker, number)
 
     def _hold(self, attempt: str, *, stop: bool) -> None:
         """Stop the attempt's processes or let them go on; one that ends by itself meanwhile answers with nobody."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from node_agent.containment.errors import SpawnError, unsent
 from node_agent.containment.known import Taught
-from node_agent.containment.orders import BEGIN, CONT, END_MARK, STOP, TERM, End, end_of, order_record
+from node_agent.containment.orders import BEGIN, CONT, END_MARK, LETTERS, STOP, End, end_of, order_record
 from node_agent.containment.plan import DoorName, Profile
 from runner.wire import codec
 from runner.wire.codec import Json
@@ -100,10 +100,10 @@ class Mould:
             raise SpawnError("the mould is gone")
         return os.dup(self._pidfd)
 
-    def terminate(self, attempt: str) -> None:
-        """Have SIGTERM sent to the worker, if this attempt still runs."""
+    def tell(self, attempt: str, number: int) -> None:
+        """Have a signal (one of LETTERS) sent to the worker, if this attempt still runs."""
         with suppress(OSError):
-            self._control.send(order_record(TERM, attempt))
+            self._control.send(order_record(LETTERS[number], attempt))
 
     def hold(self, attempt: str, *, still: bool) -> asyncio.Future[tuple[int, int]]:
         """Have everything in the namespace stopped, or let go on; resolves to (standing still, not yet)."""

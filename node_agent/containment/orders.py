@@ -10,18 +10,35 @@ that is none raises ValueError, and its reader ends the mould. Everything rarer 
 
 from __future__ import annotations
 
+import signal
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BEGIN", "CONT", "END_MARK", "STOP", "TERM", "End", "end_of", "end_record", "order_of", "order_record"]
+__all__ = [
+    "BEGIN",
+    "CONT",
+    "END_MARK",
+    "LETTERS",
+    "SIGNALS",
+    "STOP",
+    "TERM",
+    "End",
+    "end_of",
+    "end_record",
+    "order_of",
+    "order_record",
+]
 
 #: What a mould is told to do.
 BEGIN: Final = b"b"
 TERM: Final = b"t"
 STOP: Final = b"s"
 CONT: Final = b"c"
+#: What a worker can be told, and nothing else: the order's letter for each signal.
+SIGNALS: Final = {TERM: signal.SIGTERM, b"i": signal.SIGINT, b"1": signal.SIGUSR1, b"2": signal.SIGUSR2}
+LETTERS: Final = {int(number): letter for letter, number in SIGNALS.items()}
 END_MARK: Final = b"E"
 #: Mark, raw wait status, microseconds of cpu, largest process in bytes, processes, and those left behind.
 _HEAD: Final = struct.Struct("=ciqqqq")

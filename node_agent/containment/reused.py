@@ -41,6 +41,7 @@ _ANSWER_S: Final = 5.0
 #: More than any word of a worker has.
 _WORD_BYTES: Final = 64
 _RUNNING: Final = frames.pack(Op.RUNNING)
+_OPEN: Final = frames.pack(Op.OPEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +145,19 @@ class ReusedAttempt(Attempt):
             return None
         return SpawnError(f"the reused worker ended before it took the attempt ({verdict.kind})")
 
-    def terminate(self) -> None:
-        """Send SIGTERM; whatever comes of it, this attempt is the worker's last."""
+    def tell(self, number: int) -> None:
+        """Send a signal; whatever comes of it, this attempt is the worker's last."""
         self._dismiss()
-        super().terminate()
+        super().tell(number)
 
     async def freeze(self, frozen: bool, timeout_s: float = FREEZE_TIMEOUT_S) -> Still:
         """Let it stand still, or go on; this attempt is the worker's last."""
         self._dismiss()
         return await super().freeze(frozen, timeout_s)
+
+    def listens_itself(self) -> bool:
+        """It hears the worker's words; one that is its last attempt is given no session any more."""
+        return True
 
     def kill(self) -> None:
         """Kill the worker with everything of it."""
@@ -191,7 +196,7 @@ class ReusedAttempt(Attempt):
                 self.channel.shutdown(socket.SHUT_WR)
 
     def _words(self) -> None:
-        """Hear the worker. What is not one of its two words, each at its time, makes this attempt its last."""
+        """Hear the worker. What is none of its words, each at its time, makes this attempt its last."""
         if self._passed_on:
             return
         try:
@@ -206,6 +211,8 @@ class ReusedAttempt(Attempt):
                 self._words()
         elif self._running and len(word) > 1 and word[0] == Op.DONE and word[2:] == self._turn:
             self._done(word[1])
+        elif self._running and word == _OPEN and self.on_open is not None:
+            self.on_open()
         else:
             self._dismiss()
 

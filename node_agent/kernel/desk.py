@@ -8,16 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from node_agent.doornews import Metered
+from node_agent.kernel.artifacts import Artifacts
 from node_agent.kernel.caller import Caller
+from node_agent.kernel.children import Children
+from node_agent.kernel.deciding import PolicyPart
+from node_agent.kernel.family import Family
+from node_agent.kernel.progress import Progress
 from node_agent.kernel.seams import Around, Part
+from node_agent.kernel.signals import Signals
 from node_agent.kernel.table import Entry, table_of
+from node_agent.kernel.talk import Talk
+from node_agent.kernel.toolrun import ToolDesk
+from node_agent.kernel.vfs.files import Files
 
 __all__ = ["Desk", "parts_of"]
 
 
 def parts_of(around: Around) -> tuple[Part, ...]:
     """Return every part of this version. A part that lives longer than a call hooks into around.starting, …"""
-    return ()
+    spending = () if around.spending is None else (around.spending,)
+    parts = (Artifacts(around), Children(around), Files.on(around), PolicyPart(around), Progress(around))
+    return (*parts, ToolDesk(around), *Talk.on(around).parts, *spending)
 
 
 class Desk:
@@ -27,6 +39,7 @@ class Desk:
         self.around = around
         self.parts = parts_of(around)
         self.table: Mapping[str, Entry] = table_of(*(part.entries() for part in self.parts))
+        self.family = Family(around)
         self._started = False
 
     def start(self) -> None:
@@ -35,6 +48,16 @@ class Desk:
             self._started = True
             for begin in self.around.starting:
                 begin()
+
+    @property
+    def signals(self) -> Signals:
+        """The part that carries out operators' signals, too."""
+        return next(part for part in self.parts if isinstance(part, Signals))
+
+    def metered(self, told: Metered) -> None:
+        """The egress process tells what an attempt took of a model."""
+        if self.around.spending is not None:
+            self.around.spending.metered(told)
 
     def ended(self, caller: Caller) -> None:
         """An attempt that had a session is over: each part forgets it."""

@@ -18,7 +18,7 @@ from runner.wire.codec import Json
 __all__ = ["ALWAYS", "Entry", "Handler", "table_of"]
 
 #: (caller, the op's decoded record) → the answer. Raises CallError. Synchronous where nothing has to be waited for.
-Handler = Callable[[Caller, Any], Json | Awaitable[Json]]
+Handler = Callable[[Caller, Any], "Json | Awaitable[Json]"]
 
 #: Errors that every call may be answered with.
 ALWAYS: Final = (
@@ -37,7 +37,9 @@ class Entry:
 
     ``ask``: a frozen dataclass of its fields. ``grant``: what of a job's grants it needs, for people; the handler
     checks it. ``changes``: whether it acts, so that a record is written before (reads are only counted). ``errors``:
-    what it may be answered with beyond ALWAYS. ``what``: one sentence for the reference.
+    what it may be answered with beyond ALWAYS. ``what``: one sentence for the reference. ``resource``: what of the
+    record policy judges the call by (tool name, mailbox, path); without it policy sees an empty text. ``late``: still
+    carried out for a job that was told to end, during its grace (what puts things in order: files, progress).
     """
 
     op: str
@@ -48,6 +50,8 @@ class Entry:
     grant: str = ""
     changes: bool = False
     errors: tuple[ErrorCode, ...] = ()
+    resource: Callable[[Any], str] | None = None
+    late: bool = False
 
 
 def table_of(*parts: Iterable[Entry]) -> Mapping[str, Entry]:

@@ -28,7 +28,7 @@ from runner.wire import record
 from runner.wire.errors import WireError
 from runner.wire.receipt import Receipt
 
-__all__ = ["agent"]
+__all__ = ["agent", "sockets"]
 
 _EXTRA_S: Final = 5.0
 
@@ -70,7 +70,7 @@ def kill(
     """Kill a job that runs on this host, through its agent's own socket; works while the store is away."""
     place = site_of(context, home, redis).home
     request = {"op": "kill", "job": job, "grace_s": grace, "force": force, "reason": reason, "wait_s": wait}
-    receipts = [receipt for path in _sockets(place) if (receipt := _ask(path, request, grace + wait)) is not None]
+    receipts = [receipt for path in sockets(place) if (receipt := _ask(path, request, grace + wait)) is not None]
     found = [receipt for receipt in receipts if receipt.outcome != "unknown"] or receipts[:1]
     if as_json:
         print_json(found)
@@ -95,7 +95,8 @@ def _become_agent(site: Site, name: str | None, slots: int | None, policy: Path 
 _OTHERS: Final = frozenset({SOCKET_NAME, CONTROL, COUNTER})
 
 
-def _sockets(place: Home) -> list[Path]:
+def sockets(place: Home) -> list[Path]:
+    """Return where agents of this home listen. Raises ConfigError: nowhere."""
     found = sorted(path for path in place.sockets.glob("*") if path.name not in _OTHERS)
     if not found:
         raise ConfigError(f"no agent's socket in {place.sockets}: is an agent of this --home running on this host?")

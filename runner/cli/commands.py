@@ -12,20 +12,26 @@ import typer
 
 from runner.cli import exitcode
 from runner.cli.agent import agent
+from runner.cli.artifact import artifact
+from runner.cli.audit import audit
 from runner.cli.broker import broker
 from runner.cli.daemons import store
+from runner.cli.decide import approvals, approve, deny
 from runner.cli.doctor import doctor
 from runner.cli.drain import drain, suspend, undrain, unsuspend
 from runner.cli.egress import egress
 from runner.cli.keys import keys
 from runner.cli.kill import kill
 from runner.cli.look import events, logs, nodes, ps, result, show
+from runner.cli.metrics import metrics
 from runner.cli.options import HomeOption, RedisOption
 from runner.cli.output import print_line, say
 from runner.cli.pause import pause, resume
+from runner.cli.policy import policy
 from runner.cli.retry import retry
 from runner.cli.run import call, run
 from runner.cli.schedule import schedule, scheduler
+from runner.cli.signal import signal
 from runner.cli.site import Site
 from runner.cli.up import up
 from runner.cli.vault import vault
@@ -38,10 +44,10 @@ EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_SETUP: Final = 78
 #: Commands that are designed, and come with a later version.
-LATER: Final = frozenset({"approve", "audit", "deny", "policy", "web"})
+LATER: Final = frozenset({"web"})
 
 #: Commands that wait for a node's word: without the store there is none.
-_CONFIRMED: Final = frozenset({"kill", "pause", "resume", "drain", "undrain", "suspend", "unsuspend"})
+_CONFIRMED: Final = frozenset({"kill", "pause", "resume", "signal", "drain", "undrain", "suspend", "unsuspend"})
 
 application = typer.Typer(
     name="ringfence",
@@ -72,8 +78,8 @@ def site(
     context.obj = Site(home, redis)
 
 
-_looks = (ps, show, result, logs, events, nodes, doctor)
-_orders = (kill, pause, resume, retry, drain, undrain, suspend, unsuspend)
+_looks = (ps, show, result, logs, events, nodes, metrics, approvals, doctor)
+_orders = (kill, pause, resume, signal, approve, deny, retry, drain, undrain, suspend, unsuspend)
 for _function in (up, run, call, *_orders, *_looks, store, egress, broker, scheduler):
     # A job's own words follow the command: the first one that is no option ends our options.
     _settings = {"allow_interspersed_args": False} if _function is run else {}
@@ -82,14 +88,16 @@ application.add_typer(keys)
 application.add_typer(vault)
 application.add_typer(agent)
 application.add_typer(schedule)
+application.add_typer(audit)
+application.add_typer(policy)
+application.add_typer(artifact)
 
 
 def run_words(words: list[str]) -> int:
     """Run one command line and return its exit code; every known error becomes a message and a code."""
     named = _command_of(words)
     if named in LATER:
-        hint = f"; for a secret: `ringfence vault {named}`" if named in {"approve", "deny"} else ""
-        say(f"{named}: not in this version{hint}")
+        say(f"{named}: not in this version")
         return EXIT_USAGE
     try:
         application(words, prog_name="ringfence", standalone_mode=True)

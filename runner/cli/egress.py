@@ -30,7 +30,8 @@ from runner.cli.site import site_of
 from runner.errors import ConfigError, UsageError
 from runner.home import Home, check_safe
 from runner.wire import codec
-from runner.wire.errors import WireError
+from runner.wire.errors import GrammarError, WireError
+from runner.wire.grants import parse_bytes
 
 __all__ = ["EGRESS_UID", "describe", "egress", "listening", "program"]
 
@@ -54,10 +55,22 @@ CaOption = Annotated[
 ]
 
 
+RequestsOption = Annotated[
+    int | None,
+    typer.Option("--max-requests", min=1, metavar="N", help="Most requests of one job under way at once (48)."),
+]
+
+BodyOption = Annotated[
+    str | None, typer.Option("--max-body", metavar="SIZE", help="Most that one request of a job may send (256M).")
+]
+
+
 def egress(
     context: typer.Context,
     nameserver: NameserverOption = None,
     ca: CaOption = None,
+    max_requests: RequestsOption = None,
+    max_body: BodyOption = None,
     home: HomeOption = None,
     redis: RedisOption = None,
 ) -> None:
@@ -65,7 +78,7 @@ def egress(
     place = site_of(context, home, redis).home
     check_safe(place)
     with listening(place) as descriptors:
-        ready = program(descriptors, tuple(nameserver or ()), bundles(ca))
+        ready = program(descriptors, tuple(nameserver or ()), bundles(ca), _caps(max_requests, max_body))
         for descriptor in descriptors:
             os.set_inheritable(descriptor, True)
         words = [str(os.getppid()), str(int(ready.death)), launch.NO_UID, *ready.words]
@@ -106,8 +119,21 @@ def _lock(lock: int, home: Home) -> None:
         time.sleep(_POLL_S)
 
 
+def _caps(requests: int | None, body: str | None) -> tuple[str, ...]:
+    words = () if requests is None else ("--requests", str(requests))
+    if body is None:
+        return words
+    try:
+        return (*words, "--body-bytes", str(parse_bytes(body)))
+    except GrammarError as error:
+        raise UsageError(f"--max-body: {error}") from None
+
+
 def program(
-    descriptors: tuple[int, int], nameservers: tuple[str, ...] = (), authorities: tuple[Path, ...] = ()
+    descriptors: tuple[int, int],
+    nameservers: tuple[str, ...] = (),
+    authorities: tuple[Path, ...] = (),
+    caps: tuple[str, ...] = (),
 ) -> Program:
     """Return how the process is run: nothing of ours but the socket and the lock, and as root under its own user.
 
@@ -121,6 +147,7 @@ def program(
         words += ["--nameserver", name]
     for path in authorities:
         words += ["--ca", str(path)]
+    words += caps
     return Program("egress", tuple(words), signal.SIGTERM, _STOP_S, stage=0, inherit=descriptors, bare=True)
 
 

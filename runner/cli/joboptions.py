@@ -13,16 +13,18 @@ from typing import Annotated, cast
 
 import typer
 
-from runner.cli.options import build_grants, moment, not_in_this_version, pairs, seconds_or_moment
+from runner.cli.options import build_grants, moment, pairs, seconds_or_moment
 from runner.errors import UsageError
-from runner.limits import concurrency_of, rate_of
+from runner.limits import budget_of, concurrency_of, rate_of
 from runner.request import JobOptions
-from runner.wire.spec import MAX_PRIORITY, MAX_REUSE
+from runner.wire.spec import MAX_PRIORITY, MAX_REUSE, MAX_SPAWN
 
 __all__ = [
     "After",
+    "Agent",
     "Asked",
     "Backoff",
+    "Budget",
     "Concurrency",
     "Countdown",
     "Cpus",
@@ -35,6 +37,7 @@ __all__ = [
     "Fresh",
     "Json",
     "Label",
+    "Mail",
     "Memory",
     "Net",
     "NoExec",
@@ -48,12 +51,15 @@ __all__ = [
     "Retries",
     "Secret",
     "Service",
+    "Spawn",
+    "State",
     "Tag",
     "Tenant",
     "Timeout",
     "Tool",
     "Trusted",
     "Unique",
+    "Watch",
     "Write",
 ]
 
@@ -74,6 +80,10 @@ Unique = Annotated[
 ]
 Rate = Annotated[str | None, typer.Option("--rate", metavar="KEY=N/S", help="At most N starts in S seconds.")]
 Concurrency = Annotated[str | None, typer.Option("--concurrency", metavar="KEY=N", help="At most N jobs at a time.")]
+Budget = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="KEY:UNIT=N,…", help="Shared bound: tokens, requests, cost, cpu, wall, calls."),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="A sandbox that no other job used before.")]
 Reuse = Annotated[
     int | None,
@@ -103,8 +113,21 @@ Disk = Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="Size o
 NoExec = Annotated[bool, typer.Option("--no-exec", help="Only the node's own programs can be executed.")]
 Service = Annotated[bool, typer.Option("--service", help="Its tools reach the broker on loopback; no values there.")]
 Unix = Annotated[bool, typer.Option("--unix", help="Unix sockets also beside granted paths, where policy agrees.")]
+Spawn = Annotated[
+    int | None,
+    typer.Option("--spawn", metavar="N", min=1, max=MAX_SPAWN, help="May start N jobs in all, within its own grants."),
+]
+State = Annotated[str | None, typer.Option("--state", metavar="SIZE", help="Its /state, kept for its next attempt.")]
+Mail = Annotated[
+    list[str] | None,
+    typer.Option("--mail", metavar="NAME[:send|receive]", help="Grant a mailbox, or topic/NAME; repeat."),
+]
+Watch = Annotated[
+    list[str] | None, typer.Option("--watch", metavar="SELECTOR", help="May watch and signal such jobs; repeat.")
+]
+Agent = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Uses what this name remembers (/mem).")]
 Trusted = Annotated[bool, typer.Option("--trusted", help="May run below level B, where policy agrees.")]
-Tool = Annotated[list[str] | None, typer.Option("--tool", metavar="NAME", help="Not in this version.")]
+Tool = Annotated[list[str] | None, typer.Option("--tool", metavar="NAME", help="One of the node's tools; repeat.")]
 
 
 def on_failure_of(text: str, after: Sequence[str] | None) -> str:
@@ -139,6 +162,11 @@ class Asked:
     no_exec: bool
     service: bool
     unix: bool
+    spawn: int | None
+    state: str | None
+    agent: str | None
+    mail: list[str] | None
+    watch: list[str] | None
     trusted: bool
     tool: list[str] | None
     backoff: float | None = None
@@ -147,6 +175,7 @@ class Asked:
     unique: str | None = None
     rate: str | None = None
     concurrency: str | None = None
+    budget: str | None = None
     #: `schedule add` has no use for these, and another form of --expires.
     eta: str | None = None
     countdown: float | None = None
@@ -164,7 +193,6 @@ class Asked:
 
     def options(self) -> JobOptions:
         """Return the API's options. Raises UsageError."""
-        not_in_this_version("--tool", self.tool)
         if self.as_json and self.detach:
             raise UsageError("--detach prints the job's id alone: leave out --json")
         given = JobOptions(
@@ -182,6 +210,12 @@ class Asked:
                 no_exec=self.no_exec,
                 service=self.service,
                 unix=self.unix,
+                spawn=self.spawn,
+                tool=self.tool,
+                state=self.state,
+                agent=self.agent,
+                mail=self.mail,
+                watch=self.watch,
             ),
             tags=pairs(self.tag, "--tag"),
             env=pairs(self.env, "--env"),
@@ -198,6 +232,7 @@ class Asked:
             "reuse": self.reuse,
             "unique": self.unique,
             "rate": None if self.rate is None else rate_of(self.rate),
+            "budget": None if self.budget is None else budget_of(self.budget),
             "concurrency": None if self.concurrency is None else concurrency_of(self.concurrency),
             "queue": self.queue,
             "node": self.node,

@@ -106,7 +106,7 @@ def _kill_named(app: App, jobs: Sequence[str], *, grace: float, force: bool, rea
     """Kill jobs at the same time, so that one silent node does not delay the others."""
     handles = [app.job(job) for job in dict.fromkeys(jobs)]
     if len(handles) == 1:
-        return [handles[0].kill(reason=reason, grace=grace, force=force, wait=wait)]
+        return handles[0].kill_tree(reason=reason, grace=grace, force=force, wait=wait)
     with ThreadPoolExecutor(min(_AT_ONCE, len(handles))) as pool:
-        found = [pool.submit(job.kill, reason=reason, grace=grace, force=force, wait=wait) for job in handles]
-        return [one.result() for one in found]
+        found = [pool.submit(job.kill_tree, reason=reason, grace=grace, force=force, wait=wait) for job in handles]
+        return [receipt for one in found for receipt in one.result()]

@@ -6,6 +6,7 @@ Called by commands.py. Must never change a job, and never show foreign text that
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
@@ -58,15 +59,22 @@ def show(
 ) -> None:
     """Show one job: state, evidence, and why it waits."""
     app = site_of(context, home, redis).app()
-    view = app.job(job).status()
+    handle = app.job(job)
+    view = handle.status()
+    said, given = handle.progress(), handle.artifacts()
     if as_json:
-        print_json(view)
+        print_json(replace(view, progress=said, artifacts=given))
         return
     plain = {name: value for name, value in record.encode(view).items() if value not in ({}, "", [])}
     used, tail = figures.usage(view.usage), plain.pop("tail", None)
+    plain.pop("calls", None)
     if used:
         plain["usage"] = used
+    if said is not None:
+        plain["progress"] = f"{said.value:.0%} {said.note}".rstrip()
     fields = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in plain.items()]
+    fields += [("calls" if not number else "", line) for number, line in enumerate(view.calls)]
+    fields += [("artifacts" if not number else "", f"{one.name} ({one.bytes} B)") for number, one in enumerate(given)]
     # The last output comes last, a line each: what people look for first.
     fields += [("tail" if not number else "", line) for number, line in enumerate(str(tail or "").splitlines())]
     print_fields(fields)
@@ -126,16 +134,14 @@ def events(
     context: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on for ever.")] = False,
     tenant: TenantOption = None,
-    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only this job's.")] = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="All that is kept of one job.")] = None,
     home: HomeOption = None,
     redis: RedisOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print what happened to jobs and nodes, one event a line."""
     app = site_of(context, home, redis).app()
-    for event in app.events(follow=follow, tenant=tenant):
-        if job is not None and event.job != job:
-            continue
+    for event in app.events(follow=follow, tenant=tenant, job=job):
         if as_json:
             print_json(event)
         else:

@@ -25,7 +25,6 @@ __all__ = [
     "build_grants",
     "json_value",
     "moment",
-    "not_in_this_version",
     "pairs",
     "seconds_or_moment",
 ]
@@ -38,12 +37,6 @@ RedisOption = Annotated[str | None, typer.Option("--redis", metavar="URL", help=
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli.md).")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id, as ps prints it.")]
 TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="T", help="Only this tenant.")]
-
-
-def not_in_this_version(option: str, used: object) -> None:
-    """Refuse an option whose part has not landed. Raises UsageError."""
-    if used:
-        raise UsageError(f"{option}: not in this version")
 
 
 def pairs(words: Sequence[str] | None, option: str) -> dict[str, str]:
@@ -99,6 +92,12 @@ def build_grants(
     no_exec: bool = False,
     service: bool = False,
     unix: bool = False,
+    spawn: int | None = None,
+    state: str | None = None,
+    agent: str | None = None,
+    mail: Sequence[str] | None = None,
+    watch: Sequence[str] | None = None,
+    tool: Sequence[str] | None = None,
 ) -> Grants:
     """Return the grants that the options ask for. Paths become absolute here, on the operator's side.
 
@@ -119,6 +118,12 @@ def build_grants(
         exec=not no_exec,
         service=service,
         unix=unix,
+        spawn=spawn,
+        state=state,
+        agent=agent,
+        mail=list(mail or ()),
+        watch=list(watch or ()),
+        tools=list(tool or ()),
     )
 
 

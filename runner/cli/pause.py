@@ -18,7 +18,7 @@ from runner.cli.output import print_json, print_line
 from runner.cli.site import site_of
 from runner.wire.receipt import PauseReceipt
 
-__all__ = ["pause", "resume"]
+__all__ = ["pause", "pause_line", "resume"]
 
 _AT_ONCE: Final = 16
 _Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Job ids.")]
@@ -122,19 +122,22 @@ def _tell(receipts: list[PauseReceipt], *, as_json: bool) -> None:
         print_json(receipts)
     else:
         for receipt in receipts:
-            print_line(_line(receipt))
+            print_line(pause_line(receipt))
         if not receipts:
             print_line("no running job matches")
     raise typer.Exit(exitcode.of_pause(receipts))
 
 
-def _line(receipt: PauseReceipt) -> str:
+def pause_line(receipt: PauseReceipt) -> str:
+    """Return a receipt as people read it."""
     why = f": {receipt.reason}" if receipt.reason else ""
     if receipt.outcome == "paused":
         how = f"{receipt.processes} process(es) stand still, {receipt.method}, {receipt.took_ms:.1f} ms"
         return f"{receipt.job} paused on {receipt.node}: {how}"
     if receipt.outcome == "resumed":
         return f"{receipt.job} resumed on {receipt.node}"
+    if receipt.outcome in ("delivered", "queued", "applied"):
+        return f"{receipt.job} signal {receipt.outcome} on {receipt.node}{why}"
     if receipt.outcome == "not_running":
         return f"{receipt.job} does not run ({receipt.state}): nothing to pause; `kill` keeps it from starting"
     if receipt.outcome == "already_ended":

@@ -14,6 +14,8 @@ import os
 import signal
 from collections.abc import Sequence
 from os import _exit, environ, readv, set_inheritable, write
+from os.path import abspath, dirname
+from sys import executable
 from sys import path as search_path
 from typing import Final, NoReturn
 
@@ -27,15 +29,18 @@ from runner.wire.frames import FD_BROKER, FD_KERNEL, FD_RESULT, MAX_RECORD_BYTES
 
 __all__ = ["BASE_ENVIRONMENT", "REHEARSALS", "environment", "main", "preload", "reset"]
 
+_BIN: Final = dirname(abspath(__file__)) + "/bin"
 #: What every job finds; its own ``--env`` comes on top, but for the RINGFENCE_ names.
 BASE_ENVIRONMENT: Final = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    # Last what a command of a job calls its node with.
+    "PATH": f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{_BIN}",
     "HOME": "/work",
     "TMPDIR": "/tmp",  # noqa: S108 - the job's own tmpfs
     "USER": "job",
     "LOGNAME": "job",
     "LANG": "C.UTF-8",
     "TZ": "UTC",
+    "RINGFENCE_PYTHON": executable,
 }
 OWN_PREFIX: Final = "RINGFENCE_"
 #: More than the interpreter waits for before it adapts a function.

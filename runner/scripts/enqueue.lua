@@ -16,7 +16,9 @@
 --        job to wait for), "CROWDED_AFTER ID" (too many jobs wait for it), "TAKEN ID HOLDER" (a job that has not ended holds
 --        its unique name), "REPEATED ID NEW" (job NEW repeats that one already), "CROWDED_LANES MOST" (the batch needs new
 --        lanes, and the fleet has that many), or "STALE_TICK" (another scheduler was first, or leads now); but after an
---        error of its one job a schedule has moved on all the same
+--        error of its one job a schedule has moved on all the same; "NO_RULES ID": see RULES
+-- RULES  what a job may wait for, hold or repeat stands in rules.lua; the client asks for `enqueue_plain`, which does without,
+--        where no job of a batch has any of it
 -- RACE   a job is visible to agents only with all its fields, its sequence number and its place in the lane; the number
 --        is drawn here, so that a cutoff decides by order and not by clocks; two enqueues of one id cannot both win. What
 --        a job waits for is looked at in the step that lets it wait, so no end slips by in between.
@@ -24,38 +26,9 @@
 local MAX_WAIT_S = 31622400
 -- What is kept for jobs that end within their usual life (kill.lua, CUTOFF_TTL_S) is kept longer while others may start.
 local USUAL_LIFE_MS = 604800000 + 60000
-local MAX_WAITERS = 1000
 -- Every agent asks for all lanes once a second, so no client may add to them without end.
 local MAX_LANES = 10000
-
-local seen, crowd = {}, {}
--- What is wrong with the jobs that one job waits for, or nil.
-local function wrong_after(job)
-  for _, other in ipairs(job.after or {}) do
-    if not seen[other] then
-      local found = fields(RQ .. 'job:' .. other, 'rf_state')
-      if not found or not found[1] then return 'UNKNOWN_AFTER ' .. other end
-    end
-    local waiting = crowd[other] or pcall_('SCARD', RF .. 'then:' .. other)
-    crowd[other] = (wrong(waiting) and 0 or waiting) + 1
-    if crowd[other] > MAX_WAITERS then return 'CROWDED_AFTER ' .. other end
-  end
-  return nil
-end
-
--- Moves a schedule on, in the step that enqueues its occurrence; nil if it has moved already or others lead.
-local function tick(t)
-  local due = call('ZSCORE', RF .. 'ticks', t.member)
-  local held = fields(RF .. 'leader', 'token')
-  if not due or tonumber(due) ~= t.due or not held or whole(held[1] or nil) ~= t.token then return nil end
-  if t.next > 0 then
-    call('ZADD', RF .. 'ticks', string.format('%d', t.next), t.member)
-  else
-    call('ZREM', RF .. 'ticks', t.member)
-  end
-  return true
-end
-if doc.tick and not tick(doc.tick) then return redis.error_reply('STALE_TICK') end
+local RECENT_CUT = 64
 
 local function crowded_lanes()
   local size = pcall_('SCARD', KEYS[2])
@@ -68,56 +41,16 @@ local function crowded_lanes()
   end
   return new > 0 and new > room
 end
+if doc.tick and not (rules and rules.tick(doc.tick)) then return redis.error_reply('STALE_TICK') end
 if crowded_lanes() then return redis.error_reply('CROWDED_LANES ' .. MAX_LANES) end
 
-local names, limits = {}, {}
--- What stands against a job's unique name, or its being a repetition; nil if nothing does.
-local function taken(job)
-  local found = limits_of(job.id, job.flow)
-  limits[job.id] = found
-  if found and found.unique then
-    local holder = names[found.unique] or holder_of(found)
-    if holder then return 'TAKEN ' .. job.id .. ' ' .. holder end
-    names[found.unique] = job.id
-  end
-  local done = job.again and fields(RQ .. 'job:' .. job.again, 'rf_repeated')
-  if done and done[1] then return 'REPEATED ' .. job.again .. ' ' .. done[1] end
-  return nil
-end
-
+local seen = {}
 for i, job in ipairs(doc.jobs) do
   if seen[job.id] or call('EXISTS', KEYS[3 * i + 1]) == 1 then return redis.error_reply('DUPLICATE ' .. job.id) end
-  local fault = wrong_after(job)
-  fault = fault or taken(job)
+  if not rules and (job.after or job.due or job.flow or job.again) then return redis.error_reply('NO_RULES ' .. job.id) end
+  local fault = rules and rules.fault(job, seen)
   if fault then return redis.error_reply(fault) end
   seen[job.id] = true
-end
-
--- Lets a job wait for those of its `after` that have not ended; false if it need not, or can't run any more.
-local function defer(job, hash, life)
-  local open = {}
-  for _, other in ipairs(job.after) do
-    local state = fields(RQ .. 'job:' .. other, 'rf_state')[1]
-    if not ENDED[state] then
-      open[#open + 1] = other
-    elseif state ~= 'finished' and job.failed ~= 'run' then
-      return false
-    end
-  end
-  if #open == 0 then return false end
-  life = string.format('%d', life)
-  for _, other in ipairs(open) do
-    local waiters = RF .. 'then:' .. other
-    put('SADD', waiters, job.id)
-    if call('TTL', waiters) < tonumber(life) then call('EXPIRE', waiters, life) end
-    call('HSET', RQ .. 'job:' .. other, 'rf_then', '1')
-  end
-  put('SADD', RF .. 'open:' .. job.id, unpack(open))
-  call('EXPIRE', RF .. 'open:' .. job.id, life)
-  call('HSET', hash, 'status', 'deferred', 'rf_state', 'deferred', 'rf_after', job.failed, 'enqueued_at', '')
-  put('ZADD', RQ .. 'deferred:' .. job.lane, string.format('%d', math.floor(job.not_after / 1000)), job.id)
-  note('job.deferred', job.id, 0, {detail = {queue = job.lane, task = job.task, after = #open}})
-  return true
 end
 
 -- What a batch does to each lane and each list of recent jobs, written once at its end.
@@ -134,17 +67,13 @@ for i, job in ipairs(doc.jobs) do
   local seq = call('INCR', KEYS[1])
   call('HSET', hash,
     'created_at', NOW_ISO, 'data', ARGV[i + 1],
-    'success_callback_name', '', 'failure_callback_name', '', 'stopped_callback_name', '',
-    'started_at', '', 'ended_at', '', 'last_heartbeat', '', 'worker_name', '', 'group_id', '',
     'origin', job.lane, 'description', job.description, 'enqueued_at', NOW_ISO,
-    'timeout', string.format('%d', job.timeout), 'result_ttl', string.format('%d', doc.ttl),
-    'failure_ttl', string.format('%d', doc.ttl), 'status', 'queued',
-    'rf_state', 'queued', 'rf_attempt', '0', 'rf_seq', string.format('%d', seq), 'rf_sel', job.sel,
+    'timeout', job.timeout, 'result_ttl', doc.ttl, 'failure_ttl', doc.ttl, 'status', 'queued',
+    'rf_state', 'queued', 'rf_attempt', '0', 'rf_seq', seq, 'rf_sel', job.sel,
     'rf_tenant', job.tenant, 'rf_task', job.task, 'rf_tags', job.tags,
-    'rf_not_after', string.format('%d', job.not_after), 'rf_retries', string.format('%d', job.retries),
-    'rf_once', string.format('%d', job.once))
+    'rf_not_after', job.not_after, 'rf_retries', job.retries, 'rf_once', job.once)
   lane.name = job.lane
-  recent[#recent + 1] = string.format('%d', seq)
+  recent[#recent + 1] = seq
   recent[#recent + 1] = job.id
   -- The list of recent jobs lives as long as the longest-lived job in it may.
   local wait = math.ceil((job.not_after - NOW_MS) / 1000)
@@ -153,21 +82,7 @@ for i, job in ipairs(doc.jobs) do
   if job.not_after - NOW_MS > USUAL_LIFE_MS and job.not_after > (tonumber(pcall_('GET', RF .. 'horizon') or nil) or 0) then
     call('SET', RF .. 'horizon', string.format('%d', job.not_after), 'EX', string.format('%d', life))
   end
-  if job.due then call('HSET', hash, 'rf_due', string.format('%d', job.due)) end
-  if limits[job.id] then
-    call('HSET', hash, 'rf_flow', job.flow)
-    if limits[job.id].unique then take_name(job.id, limits[job.id], job.not_after) end
-  end
-  if job.again and call('EXISTS', RQ .. 'job:' .. job.again) == 1 then
-    call('HSET', RQ .. 'job:' .. job.again, 'rf_repeated', job.id)
-  end
-  if job.after and defer(job, hash, life) then
-    -- Its dependencies release it; release_waiters looks at its time then.
-  elseif job.due and job.due > NOW_MS then
-    call('HSET', hash, 'enqueued_at', '')
-    to_scheduled(job.id, hash, job.lane, job.due)
-    note('job.scheduled', job.id, 0, {detail = {queue = job.lane, task = job.task, due_ms = job.due}})
-  else
+  if not (rules and rules.apply(job, hash, life)) then
     lane[#lane + 1] = job.id
     note('job.queued', job.id, 0, {detail = {queue = job.lane, task = job.task}})
   end
@@ -175,16 +90,18 @@ for i, job in ipairs(doc.jobs) do
 end
 
 for key, lane in pairs(lanes) do
-  put('SADD', KEYS[3], key)
-  put('SADD', KEYS[2], lane.name)
-  if #lane > 0 then
-    put('RPUSH', key, unpack(lane))
-    wake(lane.name, #lane)
+  -- Who put the first of the jobs that wait in it has named the lane and woken somebody, who wakes others.
+  local first = #lane == 0 or put('RPUSH', key, unpack(lane)) == #lane
+  if first then
+    put('SADD', KEYS[3], key)
+    put('SADD', KEYS[2], lane.name)
+    if #lane > 0 then wake(lane.name, #lane) end
   end
 end
 for key, recent in pairs(recents) do
   put('ZADD', key, unpack(recent))
-  call('ZREMRANGEBYRANK', key, 0, -10001)
+  -- Cut to its length now and then: some more entries cost less than a look at each enqueue.
+  if #recent > RECENT_CUT or recent[1] % RECENT_CUT == 0 then call('ZREMRANGEBYRANK', key, 0, -10001) end
   if call('TTL', key) < recent.life then call('EXPIRE', key, string.format('%d', recent.life)) end
 end
 return replies

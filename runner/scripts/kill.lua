@@ -1,12 +1,15 @@
 -- Writes a kill so that it cannot be lost: one job, or every job of a selector that was enqueued up to now.
 --
--- KEYS   form "job":    1 rq:job:ID   2 rf:tomb:ID   3 rf:ctl:all   4 rf:doomed
+-- KEYS   form "job":    1 rq:job:ID   2 rf:tomb:ID   3 rf:ctl:all   4 rf:doomed; and 5 rf:kids:ID   6 rf:cut:TENANT
+--                       7 rf:leases   8 rf:nodes   9 rf:clock: the jobs that it started die, too
 --        form "cutoff": 1 rf:seq   2 rf:leases   3 rf:nodes   4 rf:clock   5 rf:ctl:all   6+ rf:cut or rf:cut:TENANT
 -- ARGV   1  {rq, rf, form, command, sig, id, by, reason, job, ttl, field}
 --           command, sig: the signed command's text and its signature; id: the command's id
 --           form "job": job; ttl: seconds that the tombstone lives (until not_after + 1 d)
 --           form "cutoff": field (Selector.field)
 -- REPLY  job: {unknown} | {ended, state} | {removed} (it waited; an agent will sign killed_before_start) | {sent, node}
+--             with an empty second word where there is none, the live nodes follow if it has started jobs: each of them
+--             answers for those
 --        cutoff: {seq, node, node, ...} the live nodes, each of which answers
 -- RACE   the tombstone stands before the state is read, in one step: a claim either came before (then its node gets the
 --        command) or meets the tombstone. Repeating a kill changes nothing but sends the command again. The cutoff is
@@ -39,6 +42,7 @@ local function kill_job()
   local known = found and call('EXISTS', key) == 1
   local state = known and (found[1] or 'queued') or nil
   if state and ENDED[state] then return {'ended', state} end
+  go_through('ZREM', KEYS[4])
   put('SET', KEYS[2], doc.sig .. ' ' .. doc.command, 'EX', string.format('%d', doc.ttl))
   if not known then return {'unknown'} end
   note('job.kill_requested', doc.job, whole(found[4] or '0') or 0, {detail = {command = doc.id, by = doc.by, reason = doc.reason}})
@@ -54,12 +58,12 @@ local function kill_job()
   return {'removed'}
 end
 
-local function live_nodes()
-  local now = fleet_ms(KEYS[4])
+local function live_nodes(leases, nodes, clock)
+  local now = fleet_ms(clock)
   local names, seen = {}, {}
-  for _, member in ipairs(call('ZRANGEBYSCORE', KEYS[2], string.format('(%d', now), '+inf')) do
+  for _, member in ipairs(call('ZRANGEBYSCORE', leases, string.format('(%d', now), '+inf')) do
     local node = string.match(member, '^([^/]+)/')
-    if node and not seen[node] and call('HEXISTS', KEYS[3], node) == 1 then
+    if node and not seen[node] and call('HEXISTS', nodes, node) == 1 then
       seen[node] = true
       names[#names + 1] = node
     end
@@ -73,20 +77,33 @@ local function cutoff_life()
   return math.max(CUTOFF_TTL_S, math.ceil((horizon - NOW_MS) / 1000) + 86400)
 end
 
+local function write_cutoff(key, field, seq)
+  put('HSET', key, field, string.format('%d %s %s', seq, doc.sig, doc.command))
+  local version = whole(call('HGET', key, '#') or nil) or 0
+  call('HSET', key, '#', string.format('%d', version + 1))
+  call('EXPIRE', key, string.format('%d', cutoff_life()))
+end
+
 local function cut()
   local seq = counter()
-  local life = string.format('%d', cutoff_life())
-  for i = 6, #KEYS do
-    put('HSET', KEYS[i], doc.field, string.format('%d %s %s', seq, doc.sig, doc.command))
-    local version = whole(call('HGET', KEYS[i], '#') or nil) or 0
-    call('HSET', KEYS[i], '#', string.format('%d', version + 1))
-    call('EXPIRE', KEYS[i], life)
-  end
+  go_through('HDEL', KEYS[6])
+  for i = 6, #KEYS do write_cutoff(KEYS[i], doc.field, seq) end
   send(KEYS[5], 'cutoff', '')
-  local reply = live_nodes()
+  local reply = live_nodes(KEYS[2], KEYS[3], KEYS[4])
   table.insert(reply, 1, seq)
   return reply
 end
 
-if doc.form == 'job' then return kill_job() end
-return cut()
+-- The jobs below one: they carry it among their selectors, and none is enqueued any more (child.lua).
+local function cut_below(reply)
+  write_cutoff(KEYS[6], 'job:' .. doc.job, counter())
+  send(KEYS[3], 'cutoff', '')
+  reply[2] = reply[2] or ''
+  for _, node in ipairs(live_nodes(KEYS[7], KEYS[8], KEYS[9])) do reply[#reply + 1] = node end
+  return reply
+end
+
+if doc.form ~= 'job' then return cut() end
+local reply = kill_job()
+if KEYS[5] and call('EXISTS', KEYS[5]) == 1 then return cut_below(reply) end
+return reply

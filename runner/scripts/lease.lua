@@ -11,6 +11,7 @@
 local MEMBER = doc.node .. '/' .. doc.boot
 local WORKER_TTL_S = 480
 
+go_through('ZREM', KEYS[1])
 local score = tonumber(call('ZSCORE', KEYS[1], MEMBER) or nil)
 local now = fleet_ms(KEYS[2], true)
 -- A lease that has lapsed but that nobody has taken over yet may be renewed: its holder still has all its jobs.

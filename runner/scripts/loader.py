@@ -17,11 +17,23 @@ from typing import Final
 __all__ = ["NAMES", "Script", "load"]
 
 NAMES: Final = (
-    *("due", "enqueue", "kill", "lease", "log", "mend", "pause", "recover", "register"),
-    *("schedule", "sweep", "turn", "unregister"),
+    *("due", "enqueue", "enqueue_plain", "kill", "lease", "log", "mend", "pause", "recover", "register"),
+    *("schedule", "spawn", "sweep", "turn", "unregister"),
+    *("artifact", "ask", "budget", "decide", "files", "mail", "quota"),
 )
-#: What stands between the prelude and a script that needs more.
-_BETWEEN: Final = {**dict.fromkeys(("enqueue", "kill", "recover"), ("limits",)), "turn": ("limits", "points")}
+#: What stands between the prelude and a script. What a part defines costs time at each call: an enqueue has the least.
+_WHOLE: Final = ("doom", "hold", "waiting")
+_BETWEEN: Final = {
+    **dict.fromkeys(("kill", "recover"), (*_WHOLE, "limits")),
+    "turn": (*_WHOLE, "limits", "points", "workers"),
+    "enqueue": ("waiting", "limits", "rules"),
+    "enqueue_plain": ("plain",),
+    "spawn": ("doom", "waiting", "limits", "rules", "child"),
+    **dict.fromkeys(("lease", "register", "unregister", "log"), ()),
+    **dict.fromkeys(("artifact", "ask", "budget", "decide", "files", "mail", "quota"), ()),
+}
+#: Whose text is that of another.
+_TEXT: Final = {"enqueue_plain": "enqueue", "spawn": "enqueue"}
 _HOME: Final = Path(__file__).parent
 
 
@@ -39,5 +51,6 @@ def load(name: str) -> Script:
     """Return a script by name. Raises KeyError for a name that is not one of NAMES."""
     if name not in NAMES:
         raise KeyError(name)
-    text = "\n".join((_HOME / f"{part}.lua").read_text("utf-8") for part in ("prelude", *_BETWEEN.get(name, ()), name))
+    parts = ("prelude", *_BETWEEN.get(name, _WHOLE), _TEXT.get(name, name))
+    text = "\n".join((_HOME / f"{part}.lua").read_text("utf-8") for part in parts)
     return Script(name, text, hashlib.sha1(text.encode("utf-8"), usedforsecurity=False).hexdigest())

@@ -6,19 +6,34 @@ byte to a decoder that follows names, and never unpack more than the cap (attack
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from json import encoder
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public in CPython, not in its stubs
 from typing import Final, cast
 
 from runner.wire import codec
 from runner.wire.errors import CodecError, RecordError
-from runner.wire.spec import MAX_ENVELOPE_BYTES
+from runner.wire.spec import MAX_DEPTH, MAX_ENVELOPE_BYTES
 
-__all__ = ["FUNCTION", "MAX_DATA_BYTES", "MAX_PAYLOAD_BYTES", "JobData", "TooLargeError", "decompress", "pack", "parse"]
+__all__ = [
+    "FUNCTION",
+    "MAX_DATA_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "JobData",
+    "Link",
+    "TooLargeError",
+    "decompress",
+    "pack",
+    "parse",
+]
 
+#: A text as RQ's JSON has it, in ASCII.
+_quoted: Final = encoder.encode_basestring_ascii
 #: The one function that a job of ours names.
 FUNCTION: Final = "runner.jobs.run"
 _STEP_BYTES: Final = 256 * 1024
@@ -30,6 +45,7 @@ _STORED: Final = struct.Struct("<BBBHH")
 _BEFORE: Final = b'["runner.jobs.run", null, [], {"envelope": "'
 _BETWEEN: Final = ', "sig": "'
 _AFTER: Final = b'"}]'
+_OPTIONAL: Final = ("occurrence", "children")
 #: 48 bits: what a job id can hold.
 MAX_DUE_MS: Final = 2**48 - 1
 #: Largest payload after unpacking, in bytes: an envelope in which every third byte needs a six-byte escape.
@@ -45,15 +61,35 @@ class TooLargeError(CodecError):
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """One step down from a job to a child of it: the record of what was asked, the signature of its node, its card."""
+
+    child: bytes
+    signature: str
+    card: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class JobData:
     """One job's signed bytes and their signature text, as received; nothing is verified yet.
 
-    ``occurrence``: the bytes are those of a schedule, and the job is the one of this due time (Unix ms).
+    ``occurrence``: the bytes are those of a schedule, and the job is the one of this due time (Unix ms). ``links``: the
+    bytes are those of the job above all others, and the job is the child that the last of them leads to.
     """
 
     envelope: bytes
     signature: str
     occurrence: int | None = None
+    links: tuple[Link, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """The hash of what makes the job: of its envelope, and of the records that lead from there to a child."""
+        first = hashlib.sha256(self.envelope).hexdigest()
+        if not self.links:
+            return first
+        parts = [first, *(hashlib.sha256(link.child).hexdigest() for link in self.links)]
+        return hashlib.sha256("\n".join(parts).encode("ascii")).hexdigest()
 
 
 def decompress(data: bytes, limit_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
@@ -81,12 +117,16 @@ def decompress(data: bytes, limit_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
     return found
 
 
-def pack(envelope: bytes, signature: str, occurrence: int | None = None) -> bytes:
+def pack(envelope: bytes, signature: str, occurrence: int | None = None, links: Sequence[Link] = ()) -> bytes:
     """Return the ``data`` field of a job hash: a zlib stream of the bytes that RQ's JSONSerializer writes."""
-    kwargs: dict[str, object] = {"envelope": envelope.decode("utf-8"), "sig": signature}
-    if occurrence is not None:
-        kwargs["occurrence"] = occurrence
-    return _compress(json.dumps([FUNCTION, None, [], kwargs]).encode("utf-8"))
+    head = f'["{FUNCTION}", null, [], {{"envelope": {_quoted(envelope.decode("utf-8"))}, "sig": {_quoted(signature)}'
+    due = "" if occurrence is None else f', "occurrence": {json.dumps(occurrence)}'
+    below = f', "children": {json.dumps([_texts(link) for link in links])}' if links else ""
+    return _compress(f"{head}{due}{below}}}]".encode())
+
+
+def _texts(link: Link) -> tuple[str, str, str]:
+    return link.child.decode("utf-8"), link.signature, link.card.decode("utf-8")
 
 
 def _compress(data: bytes) -> bytes:
@@ -110,14 +150,28 @@ def parse(data: bytes) -> JobData:
     if not isinstance(document, list) or document[:3] != [FUNCTION, None, []]:
         raise RecordError(f"the payload names something else than {FUNCTION}", path="data")
     kwargs = document[3] if len(document) == 4 else None
-    if not isinstance(kwargs, dict) or {*kwargs, "occurrence"} != {"envelope", "sig", "occurrence"}:
-        raise RecordError("the payload has other arguments than envelope, sig and occurrence", path="data")
+    if not isinstance(kwargs, dict) or {*kwargs, *_OPTIONAL} != {"envelope", "sig", *_OPTIONAL}:
+        raise RecordError("the payload has other arguments than envelope, sig, occurrence and children", path="data")
     envelope, signature, due_ms = kwargs["envelope"], kwargs["sig"], kwargs.get("occurrence")
     if not isinstance(envelope, str) or not isinstance(signature, str):
         raise RecordError("envelope and sig are texts", path="data")
     if "occurrence" in kwargs and (type(due_ms) is not int or not 0 <= due_ms <= MAX_DUE_MS):
         raise RecordError("occurrence is a Unix time in milliseconds", path="data")
-    return JobData(envelope.encode("utf-8"), signature, cast("int | None", due_ms))
+    links = _links(kwargs["children"]) if "children" in kwargs else ()
+    return JobData(envelope.encode("utf-8"), signature, cast("int | None", due_ms), links)
+
+
+def _links(value: object) -> tuple[Link, ...]:
+    """Return the steps from a signed job down to a child of it, 1 to MAX_DEPTH of them."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_DEPTH:
+        raise RecordError(f"children are 1 to {MAX_DEPTH} records", path="data")
+    found = []
+    for item in value:
+        if not isinstance(item, list) or len(item) != 3 or not all(isinstance(part, str) for part in item):  # noqa: PLR2004
+            raise RecordError("a child is a record, a signature and a card", path="data")
+        child, signature, card = cast("list[str]", item)
+        found.append(Link(child.encode("utf-8"), signature, card.encode("utf-8")))
+    return tuple(found)
 
 
 def _usual(data: bytes) -> JobData | None:

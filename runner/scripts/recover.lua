@@ -86,6 +86,7 @@ local function take(member)
   if node then bury_workers(node, boot) end
 end
 
+go_through('ZREM', KEYS[2])
 local own = tonumber(call('ZSCORE', KEYS[2], NODE .. '/' .. BOOT) or nil)
 local now = fleet_ms(KEYS[3], true)
 if not own or own <= now then return {{}, {}, 0, call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), 1} end

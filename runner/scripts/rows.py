@@ -7,17 +7,20 @@ a hint: whatever decides is recomputed from the signed job on the node.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 from runner.wire import codec
 from runner.wire import spec as specs
 from runner.wire.spec import JobSpec
 
-__all__ = ["row"]
+__all__ = ["is_plain", "row"]
 
 #: RQ's own limit of a job lies this much above ours, in seconds.
 RQ_TIMEOUT_MARGIN_S: Final = 60
 DEFAULT_TIMEOUT_S: Final = 3600.0
+#: What only jobs have that wait, are limited or repeat another one (rules.lua).
+_RULES: Final = frozenset({"after", "due", "flow", "again"})
 
 
 def row(job: JobSpec, now_ms: int) -> dict[str, object]:
@@ -31,7 +34,7 @@ def row(job: JobSpec, now_ms: int) -> dict[str, object]:
         "description": job.name,
         "timeout": math.ceil(limit_s) + RQ_TIMEOUT_MARGIN_S,
         "sel": "\n".join(specs.selectors_of(job)),
-        "tags": codec.dump(job.tags).decode("utf-8"),
+        "tags": codec.dump(job.tags).decode("utf-8") if job.tags else "{}",
         "not_after": job.not_after_ms,
         "retries": job.retry.count,
         "once": int(job.at_most_once),
@@ -42,3 +45,8 @@ def row(job: JobSpec, now_ms: int) -> dict[str, object]:
     if job.not_before_ms > now_ms:
         found["due"] = job.not_before_ms
     return found
+
+
+def is_plain(row: Mapping[str, object]) -> bool:
+    """Return whether `enqueue_plain` can take the row."""
+    return _RULES.isdisjoint(row)

@@ -62,6 +62,7 @@ local function comb(index, lane, from, kind)
   return #ids == doc.window and from + kept or 0
 end
 
+go_through('HDEL', KEYS[3])
 local lease = tonumber(call('ZSCORE', KEYS[2], NODE .. '/' .. BOOT) or nil)
 if not lease or lease <= fleet_ms(KEYS[4]) then return {{}, {}, 1} end
 for _, id in ipairs(doc.jobs) do

@@ -26,51 +26,6 @@ local MEMBER = NODE .. '/' .. BOOT
 local DAY_S = 86400
 local FAR_S = 30 * DAY_S
 
--- What a turn says of each worker, written once at its end.
-local workers = {}
-local function set_worker(worker, state, counter_name, wall)
-  if worker == '' then return end
-  local told = workers[worker]
-  if not told then
-    told = {}
-    workers[worker] = told
-  end
-  told.state = state
-  if counter_name then told[#told + 1] = {counter_name, wall} end
-end
-
-local COUNTED = {'birth', 'successful_job_count', 'failed_job_count', 'total_working_time'}
-local function write_workers()
-  for worker, told in pairs(workers) do
-    local key = RQ .. 'worker:' .. worker
-    local found = fields(key, unpack(COUNTED))
-    -- A worker whose hash has lapsed is written anew by the next renewal, whole and with its TTL.
-    if found and found[1] then
-      local state = told.state
-      -- The slot may carry the next attempt already, while an overruled retry of the last one still waits for its end.
-      if state == 'idle' then
-        local others = pcall_('SCARD', key .. ':executions')
-        if not wrong(others) and others > 0 then state = 'busy' end
-      end
-      for _, counted in ipairs(told) do
-        -- A counter that is no number stays as it is.
-        local at = counted[1] == 'successful_job_count' and 2 or 3
-        local count, worked = whole(found[at] or '0'), tonumber(found[4] or '0')
-        found[at] = count and string.format('%d', count + 1) or found[at]
-        found[4] = worked and string.format('%.6f', worked + counted[2]) or found[4]
-      end
-      local entry = {'state', state}
-      for at = 2, #told > 0 and 4 or 0 do
-        if found[at] then
-          entry[#entry + 1] = COUNTED[at]
-          entry[#entry + 1] = found[at]
-        end
-      end
-      call('HSET', key, unpack(entry))
-    end
-  end
-end
-
 -- The state of a job under a fence; nil when another attempt, another holder or an end has replaced it. `seen` keeps
 -- what the mark of the same attempt found a moment ago.
 local seen = {}
@@ -365,6 +320,17 @@ local function fill(next)
   if next(empty) then more = 1 end
 end
 
+-- Who has filled its slots and leaves jobs behind wakes one more of those who wait (prelude.lua, wake).
+local function call_next()
+  local looked = {}
+  for _, taken in ipairs(claims) do
+    local lane = taken[3]
+    local left = not looked[lane] and pcall_('LLEN', RQ .. 'queue:' .. lane)
+    looked[lane] = true
+    if left and not wrong(left) and left > 0 then wake(lane) end
+  end
+end
+
 -- The tables behind the claims: the agent checks them against the selectors of the signed envelope before the start.
 local function news(name)
   local key = name == '' and RF .. 'cut' or RF .. 'cut:' .. name
@@ -375,6 +341,15 @@ local function news(name)
   return reply
 end
 
+-- Whether the store refuses new data, asked by a write that changes nothing and before any other: then no more work is
+-- taken out of the lanes, as its results would need more memory.
+local function is_full()
+  local reply = pcall_('ZADD', KEYS[2], 'XX', 0, '-')
+  return wrong(reply) and string.find(reply.err, 'OOM', 1, true)
+end
+
+local full = #doc.free > 0 and is_full()
+go_through('HDEL', KEYS[3])
 local finishes, starts, cutoffs = {}, {}, {}
 for _, f in ipairs(doc.finishes) do ended[f.job] = f.kind == 'end' and f.state ~= 'lost' end
 -- Marks first: an attempt that ended within this turn was started all the same.
@@ -388,8 +363,9 @@ local lost = (not lease or lease <= fleet_ms(KEYS[4])) and 1 or 0
 local fresh = lost == 0 and #doc.free > 0 and doc.seen and call('SCARD', RF .. 'lanes') ~= doc.seen
 if fresh then
   more = 1
-elseif lost == 0 and #doc.free > 0 then
+elseif lost == 0 and #doc.free > 0 and not full then
   fill(doc.points and by_points(doc.lanes, doc.points, 5) or in_order())
+  if #claims == #doc.free or more == 1 then call_next() end
   if #claims > 0 then
     cutoffs[1] = news('')
     for tenant in pairs(tenants) do cutoffs[#cutoffs + 1] = news(tenant) end

@@ -43,12 +43,23 @@ _SERVE: Final = (
 #: Keys that name a tenant; each ``{}`` is its name.
 _OF_TENANT: Final = (
     *("rq:job:{}-*", "rf:act:{}", "rf:ev:{}", "rf:tomb:{}-*", "rf:cut:{}", "rf:schedules:{}"),
-    *("rf:open:{}-*", "rf:then:{}-*", "rf:uniq:{}:*", "rf:rate:{}:*", "rf:plan:{}:*", "rf:conc:{}:*", "rf:line:{}:*"),
+    *("rf:open:{}-*", "rf:then:{}-*", "rf:kids:{}-*", "rf:uniq:{}:*", "rf:rate:{}:*", "rf:plan:{}:*", "rf:conc:{}:*", "rf:line:{}:*"),
 )
 _SEEN_BY_TENANT: Final = (
-    *("rq:results:{}-*", "rf:log:{}-*", "rf:ev:-nodes", "rf:rep:*", "rf:cards", "rf:nodes", "rf:leases", "rf:clock"),
+    *("rq:results:{}-*", "rf:log:{}-*", "rf:jev:{}-*", "rf:art:{}-*"),
+    *("rf:ev:-nodes", "rf:rep:*", "rf:cards", "rf:nodes", "rf:leases", "rf:clock"),
     *("rf:suspended", "rf:cut", "rf:horizon", "rf:seq", "rf:lanes", "rf:ticks", "rf:leader"),
 )
+#: Written by nodes and by operators' words, so that nobody lifts a budget of his own.
+_ASKED: Final = ("rf:ask:{}-*", "rf:asks:{}", "rf:budget:{}:*")
+_QUOTAS: Final = ("rf:quota:{}:*",)
+#: What jobs keep: their nodes' alone.
+_KEPT: Final = ("rf:state:{}-*", "rf:statedata:{}-*", "rf:mem:{}:*", "rf:memdata:{}:*")
+#: What jobs write to each other: their nodes' alone.
+_MAIL: Final = ("rf:mail:{}:*", "rf:box:{}:*", "rf:dead:{}:*")
+_POST: Final = "xdel xclaim xpending xreadgroup xack xgroup|create xgroup|destroy xinfo|groups"
+#: What reads a stream of anchors, and says what it has lost.
+_HEADS: Final = "type xlen xrange xrevrange xread xinfo|stream"
 _REGISTRIES: Final = ("rq:scheduled:*", "rq:deferred:*", "rq:canceled:*")
 
 
@@ -108,7 +119,8 @@ def tenant(name: str, queues: Sequence[str] = ("*",)) -> Role:
 def agent(node: str, tenants: Sequence[str] = ("*",), queues: Sequence[str] = ("*",)) -> Role:
     """Return the user of one node, for the tenants and queues that its card names. Raises GrammarError."""
     ids.check_node(node)
-    own = tuple(name.format(one) for one in tenants for name in (*_OF_TENANT, "rq:results:{}-*", "rf:log:{}-*"))
+    names = (*_OF_TENANT, "rq:results:{}-*", "rf:log:{}-*", "rf:jev:{}-*", "rf:art:{}-*", *_ASKED, *_QUOTAS)
+    own = tuple(name.format(one) for one in tenants for name in names)
     mine = tuple(name for name in own if not name.startswith(("rf:tomb:", "rf:cut:")))
     theirs = tuple(name for name in own if name.startswith(("rf:tomb:", "rf:cut:")))
     shared = (
@@ -121,12 +133,18 @@ def agent(node: str, tenants: Sequence[str] = ("*",), queues: Sequence[str] = ("
     # The names that a script is given; what it then does to them is asked again, command by command.
     named = Grant("eval evalsha", ("rf:*", "rq:*"))
     seen = Grant(_READ, (*theirs, "rf:cut", "rf:suspended"), read=True)
-    return Role(f"agent-{node}", (named, seen), everything, listens=f"rq:pubsub:{node}.*")
+    mail = Grant(f"{_READ} {_WRITE} {_POST}", tuple(name.format(one) for one in tenants for name in _MAIL))
+    held = tuple(name.format(one) for one in tenants for name in _KEPT)
+    kept = Grant("type hget hmget hgetall hkeys hset hdel expire del", held)
+    # The record's heads are added, and read to compare; nothing there is taken back (attack 31).
+    anchors = (Grant("xadd", (f"rf:anchor:{node}",)), Grant(_HEADS, (f"rf:anchor:{node}",), read=True))
+    bells = Grant("xadd xread expire del", ("rf:bell:*",))
+    return Role(f"agent-{node}", (named, seen, mail, kept, *anchors, bells), everything, listens=f"rq:pubsub:{node}.*")
 
 
 def controller() -> Role:
     """Return the user of operators."""
-    held = tuple(name.format("*") for name in _OF_TENANT)
+    held = tuple(name.format("*") for name in (*_OF_TENANT, *_ASKED))
     return Role(
         "controller",
         (
@@ -135,6 +153,7 @@ def controller() -> Role:
             Grant(_WRITE, (*held, "rf:cut")),
             Grant("hset hdel", ("rf:suspended",)),
             Grant("xadd", ("rf:ctl:*",)),
+            Grant(_HEADS, ("rf:anchor:*",), read=True),
             Grant("zadd zrem", ("rf:due", "rf:doomed", *_REGISTRIES)),
             Grant("lrem lpush", ("rq:queue:*",)),
             Grant("lpush ltrim expire", ("rf:wake:*",)),
@@ -146,12 +165,13 @@ def controller() -> Role:
 def viewer() -> Role:
     """Return the user of those who only look. RQ's tools tidy its registries when they count them."""
     registries = ("rq:finished:*", "rq:failed:*", "rq:executions:*", "rq:canceled:*", "rq:wip:*")
-    return Role("viewer", (Grant(_READ, ("rf:*", "rq:*"), read=True), Grant("zremrangebyscore", registries)))
+    heads = Grant(_HEADS, ("rf:anchor:*",), read=True)
+    return Role("viewer", (Grant(_READ, ("rf:*", "rq:*"), read=True), heads, Grant("zremrangebyscore", registries)))
 
 
 def _asking(name: str, queues: Sequence[str]) -> tuple[Grant, ...]:
     own = tuple(key.format(name) for key in _OF_TENANT)
-    seen = tuple(key.format(name) for key in _SEEN_BY_TENANT)
+    seen = tuple(key.format(name) for key in (*_SEEN_BY_TENANT, *_ASKED))
     return (
         Grant("eval evalsha", ("rf:*", "rq:*")),
         Grant(_READ, (*own, *seen, *_lists(queues)), read=True),
@@ -164,6 +184,7 @@ def _asking(name: str, queues: Sequence[str]) -> tuple[Grant, ...]:
         Grant("rpush lpush lrem", _lists(queues)),
         Grant("lpush ltrim expire", ("rf:wake:*",)),
         Grant("xadd", ("rf:ctl:*",)),
+        Grant(_HEADS, ("rf:anchor:*",), read=True),
     )
 
 

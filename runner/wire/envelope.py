@@ -15,11 +15,15 @@ class Domain(StrEnum):
 
     JOB = "ringfence/job/1"
     SCHEDULE = "ringfence/schedule/1"
+    CHILD = "ringfence/child/1"
     COMMAND = "ringfence/command/1"
     RECEIPT = "ringfence/receipt/1"
     EVENT = "ringfence/event/1"
     OUTCOME = "ringfence/outcome/1"
     CARD = "ringfence/card/1"
+    #: What nodes say to each other for their jobs: letters, signals, and the answers to them.
+    MAIL = "ringfence/mail/1"
+    HEAD = "ringfence/head/1"
     #: The root of a hash tree over records of the other kinds, each with its own domain (runner/signing.py).
     SHARED = "ringfence/shared/1"
 

@@ -25,6 +25,8 @@ class EventType(StrEnum):
     JOB_RESUMED = "job.resumed"
     JOB_RETRIED = "job.retried"
     JOB_ENDED = "job.ended"
+    JOB_PROGRESS = "job.progress"
+    JOB_ARTIFACT = "job.artifact"
     GRANT_CODE_CHANGED = "grant.code_changed"
     NET_DENIED = "net.denied"
     NET_USED = "net.used"
@@ -32,6 +34,11 @@ class EventType(StrEnum):
     SECRET_PENDING = "secret.pending"  # noqa: S105 - an event, not a secret
     SECRET_APPROVED = "secret.approved"  # noqa: S105 - as above
     SECRET_DENIED = "secret.denied"  # noqa: S105 - as above
+    JOB_SIGNALLED = "job.signalled"
+    JOB_ASKED = "job.asked"
+    JOB_ANSWERED = "job.answered"
+    BUDGET_HIT = "budget.hit"
+    BUDGET_RAISED = "budget.raised"
     KILL_UNCONFIRMED = "kill.unconfirmed"
     NODE_UP = "node.up"
     NODE_DOWN = "node.down"

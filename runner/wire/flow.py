@@ -14,6 +14,7 @@ from runner.wire import ids
 from runner.wire.errors import RecordError
 
 __all__ = [
+    "BUDGET_UNITS",
     "MAX_AFTER",
     "MAX_BUDGET",
     "MAX_RETRIES",
@@ -34,6 +35,8 @@ MAX_AFTER: Final = 1000
 MAX_SPAN_S: Final = 366 * 86_400.0
 #: Largest bound of a budget, in its unit.
 MAX_BUDGET: Final = 1e15
+#: What a budget can bound.
+BUDGET_UNITS: Final = frozenset({"requests", "tokens", "cost_usd", "cpu_s", "wall_s", "calls"})
 _MAX_COUNT: Final = 1_000_000
 _MAX_FACTOR: Final = 100
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -173,6 +176,12 @@ class Budget:
     calls: int | None = None
     on_hit: Literal["freeze", "kill"] = "freeze"
     ttl_s: float = 30 * 86_400.0
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """What is bounded, by unit."""
+        found = ((unit, getattr(self, unit)) for unit in sorted(BUDGET_UNITS))
+        return {unit: float(bound) for unit, bound in found if bound is not None}
 
     def __post_init__(self) -> None:
         if not _KEY.fullmatch(self.key):

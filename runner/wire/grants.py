@@ -12,8 +12,20 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from runner.wire.errors import GrammarError
+from runner.wire.letters import check_box
 
-__all__ = ["Grants", "MailGrant", "NetGrant", "PathGrant", "SecretGrant", "format_bytes", "parse_bytes", "parse_net"]
+__all__ = [
+    "Grants",
+    "MailGrant",
+    "NetGrant",
+    "PathGrant",
+    "SecretGrant",
+    "check_watch",
+    "format_bytes",
+    "parse_bytes",
+    "parse_mail",
+    "parse_net",
+]
 
 _SIZE: Final = re.compile(r"([0-9]{1,19})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _FACTOR: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -21,6 +33,8 @@ _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9
 _MAX_PORT: Final = 65535
 _HTTPS_PORT: Final = 443
 _MAX_BYTES: Final = 2**63 - 1
+_WATCHED: Final = frozenset({"tag", "queue", "group", "task", "node", "job"})
+_MAX_VALUE: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +90,9 @@ class MailGrant:
     name: str
     mode: Literal["send", "receive", "both"] = "both"
 
+    def __post_init__(self) -> None:
+        check_box(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Grants:
@@ -124,6 +141,23 @@ def parse_bytes(text: str) -> int:
     if not 0 < size <= _MAX_BYTES:
         raise GrammarError("a size is a positive number with K, M, G or T, such as 512M")
     return size
+
+
+def parse_mail(text: str) -> MailGrant:
+    """Return the grant of ``NAME``, ``NAME:send`` or ``NAME:receive``. Raises GrammarError."""
+    name, _, mode = text.partition(":")
+    if mode not in ("", "send", "receive"):
+        raise GrammarError("a mailbox is NAME or topic/NAME, with :send or :receive if it is only that")
+    return MailGrant(name, mode or "both")  # type: ignore[arg-type]  # one of the literals
+
+
+def check_watch(selector: str) -> str:
+    """Return a selector of jobs that a service job may watch and signal. Raises GrammarError."""
+    kind, _, value = selector.partition(":")
+    good = selector == "all" or (kind in _WATCHED and 0 < len(value) <= _MAX_VALUE and value.isprintable())
+    if not good or (kind == "tag" and "=" not in value):
+        raise GrammarError("a selector is all, tag:K=V, queue:Q, group:G, task:MODULE:NAME, node:N or job:ID")
+    return selector
 
 
 def format_bytes(count: int) -> str:

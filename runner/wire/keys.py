@@ -26,6 +26,9 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     rf:rep:<command>         stream  1 h                         agents
     rf:ev:<tenant>           stream  ~100,000 entries, 30 d      scripts (sig empty), agents; event, sig
     rf:ev:-nodes             stream  ~100,000 entries, 30 d      agents (node events; "-" is no tenant)
+    rf:jev:<job>             stream  ~1,000 entries, 7 d         agents; what the job itself can cause: event, sig
+    rf:art:<job>             hash    7 d after the last change   artifacts.py; signed "m:NAME", pieces "GEN:NUMBER"
+    rf:anchor:<node>         stream  owner: the node; 14 d each  its agent, which may add only; head, sig
     rf:log:<job>             stream  7 d after the last entry    agents
     rf:act:<tenant>          zset    not_after + 7 d             enqueue.lua; newest 10,000 ids by sequence (for ps)
     rf:uniq:<tenant>:<key>   string  not_after or ttl (+ run)    enqueue.lua, ends; the job that holds the name
@@ -35,6 +38,19 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     rf:line:<tenant>:<key>   zset    30 d                        turn.lua, recover.lua; jobs that wait for a place
     rf:open:<job>            set     its not_after + 7 d         enqueue.lua, ends; jobs that it still waits for
     rf:then:<job>            set     their not_after + 7 d       enqueue.lua, ends; jobs that wait for it, at most 1,000
+    rf:state:<job>           hash    7 d after a change, or more files.lua; its /state: path -> entry, ".fence", ".version"
+    rf:statedata:<job>       hash    as rf:state                 files.lua; path -> content (not_after + wall if longer)
+    rf:mem:<tenant>:<agent>  hash    90 d after the last change  files.lua; what an agent's name remembers: path -> entry
+    rf:memdata:<tenant>:<agent> hash as rf:mem                   files.lua; path -> content
+    rf:kids:<job>            hash    its not_after + 7 d         child.lua; next free number of a child, "n:NAME" -> id
+    rf:ask:<job>             hash    the time to decide + 7 d    ask, decide; calls of a job that a person decides on
+    rf:asks:<tenant>         zset    the longest of them + 7 d   ask, budget, decide; "JOB ID", "budget KEY" -> ms
+    rf:budget:<tenant>:<key> hash    ttl_s after its last use    budget, decide; unit -> used, operators' words
+    rf:mail:<tenant>:<box>   stream  8 d after the last letter   mail.lua; a mailbox, topic or (@JOB) box of answers
+    rf:box:<tenant>:<box>    hash    8 d after the last letter   mail.lua; bytes, letters ever, who waits (w:), has seen (s:)
+    rf:dead:<tenant>:<box>   stream  7 d after the last          mail.lua; letters that nobody took, newest 100
+    rf:bell:<node>           stream  1 h, ~1,000 entries         mail.lua, agents; what waits for a node's jobs
+    rf:quota:<tenant>:<name> zset    one period, or 20 s         quota.lua; uses of a policy's quota, newest 10,000
 
 RQ's keys keep their names below the same prefix rule (notes: RQ_KEY_PREFIX and one hash tag on a cluster).
 """
@@ -62,6 +78,7 @@ PERMANENT: Final = (
     "rf:cards",
     "rf:doomed",
     "rf:ctl:*",
+    "rf:anchor:*",
     "rf:suspended",
 )
 
@@ -158,6 +175,18 @@ class Keys:
         """Events of a tenant's jobs, or (None) of nodes."""
         return f"{self.rf}ev:{tenant or '-nodes'}"
 
+    def job_events(self, job_id: str) -> str:
+        """Events that a job itself can cause."""
+        return f"{self.rf}jev:{job_id}"
+
+    def artifacts(self, job_id: str) -> str:
+        """The artifacts of a job and their pieces."""
+        return f"{self.rf}art:{job_id}"
+
+    def anchor(self, node: str) -> str:
+        """Signed heads of a node's flight record."""
+        return f"{self.rf}anchor:{node}"
+
     def log(self, job_id: str) -> str:
         """A job's captured output."""
         return f"{self.rf}log:{job_id}"
@@ -173,6 +202,58 @@ class Keys:
     def then(self, job_id: str) -> str:
         """The jobs that wait for a job."""
         return f"{self.rf}then:{job_id}"
+
+    def state(self, job_id: str) -> str:
+        """What files a job's /state has."""
+        return f"{self.rf}state:{job_id}"
+
+    def state_data(self, job_id: str) -> str:
+        """The contents of a job's /state."""
+        return f"{self.rf}statedata:{job_id}"
+
+    def memory(self, tenant: str, agent: str) -> str:
+        """What files an agent's name remembers."""
+        return f"{self.rf}mem:{tenant}:{agent}"
+
+    def memory_data(self, tenant: str, agent: str) -> str:
+        """The contents of what an agent's name remembers."""
+        return f"{self.rf}memdata:{tenant}:{agent}"
+
+    def kids(self, job_id: str) -> str:
+        """What a job knows of the jobs that it started; there is none as long as it started none."""
+        return f"{self.rf}kids:{job_id}"
+
+    def ask(self, job_id: str) -> str:
+        """The calls of a job that a person decides on."""
+        return f"{self.rf}ask:{job_id}"
+
+    def asks(self, tenant: str) -> str:
+        """What of a tenant waits for a person."""
+        return f"{self.rf}asks:{tenant}"
+
+    def budget(self, tenant: str, key: str) -> str:
+        """What the jobs of one budget have used."""
+        return f"{self.rf}budget:{tenant}:{key}"
+
+    def quota(self, tenant: str, name: str) -> str:
+        """The uses of one quota of the policy."""
+        return f"{self.rf}quota:{tenant}:{name}"
+
+    def mail(self, tenant: str, box: str) -> str:
+        """A mailbox, topic or box of answers."""
+        return f"{self.rf}mail:{tenant}:{box}"
+
+    def box(self, tenant: str, box: str) -> str:
+        """What is known of a mailbox besides its letters."""
+        return f"{self.rf}box:{tenant}:{box}"
+
+    def dead(self, tenant: str, box: str) -> str:
+        """Letters of a mailbox that nobody took."""
+        return f"{self.rf}dead:{tenant}:{box}"
+
+    def bell(self, node: str) -> str:
+        """What waits for the jobs of a node."""
+        return f"{self.rf}bell:{node}"
 
     def job(self, job_id: str) -> str:
         """RQ's job hash."""

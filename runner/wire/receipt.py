@@ -19,8 +19,8 @@ class Receipt:
     """What a kill did. ``kill_ms``: from the kill to the proof; ``total_ms``: from ``requested_at`` to ``done_at``.
 
     ``survivors`` is 0 in a confirmed kill; None when nothing was proved. ``method`` names the kill
-    (``cgroup.kill+pidfd``, ``pidfd``, ``none``). ``signer`` is the key id, ``signature`` covers all other fields.
-    Times are ISO 8601 UTC with milliseconds.
+    (``cgroup.kill+pidfd``, ``pidfd``, ``none``). ``flight``: the head of the node's flight record, COUNT:HASH.
+    ``signer`` is the key id, ``signature`` covers all other fields. Times are ISO 8601 UTC with milliseconds.
     """
 
     job: str
@@ -42,6 +42,7 @@ class Receipt:
     reason: str = ""
     by: str = ""
     forced: bool = False
+    flight: str = ""
     signer: str = ""
     signature: str = ""
 
@@ -51,6 +52,10 @@ PauseOutcome = Literal[
     "resumed",
     "approved",
     "denied",
+    "stored",
+    "delivered",
+    "queued",
+    "applied",
     "not_running",
     "already_ended",
     "unknown",
@@ -61,9 +66,12 @@ PauseOutcome = Literal[
 
 @dataclass(frozen=True, slots=True)
 class PauseReceipt:
-    """What a pause or resume did, or a decision on a secret that a job waits for.
+    """What a pause, a resume or a signal did, or a decision on a secret that a job waits for.
 
-    ``paused``: no process of the job runs; ``resumed``: they run again. ``approved``, ``denied``: the broker has it.
+    ``paused``: no process of the job runs; ``resumed``: they run again. ``approved``, ``denied``: the broker, or the
+    node, has it. ``stored``: the decision is written down, and nobody waits for it at the moment.
+    ``delivered``: a process of the job has the signal; ``queued``: it comes when the job unblocks it or goes on;
+    ``applied``: it was enforced from outside.
     ``not_running``: the job has not started, so there is nothing to pause. ``refused``: the order came after a later
     one, or the key may not lift this pause. ``unconfirmed``: nobody answered, or a process could not be stopped yet.
     ``processes``: how many stand still; ``took_ms``: from the order's arrival until they did. ``method``:
@@ -72,7 +80,7 @@ class PauseReceipt:
 
     job: str
     command: str
-    op: Literal["pause", "resume", "approve", "deny"]
+    op: Literal["pause", "resume", "signal", "approve", "deny"]
     outcome: PauseOutcome
     state: str
     done_at: str
@@ -131,7 +139,8 @@ class Outcome:
     """How a job ended, signed by the node that proved it; stored beside RQ's own result.
 
     ``result_sha256`` binds the stored return value, ``envelope_sha256`` the signed job that it is the end of (None: the
-    node did not get as far as to verify one). ``tail`` holds the last output lines of a failure (at most 2 KiB).
+    node did not get as far as to verify one). ``tail`` holds the last output lines of a failure (at most 2 KiB),
+    ``calls`` its last calls.
     """
 
     job: str
@@ -156,3 +165,4 @@ class Outcome:
     output_bytes: int = 0
     tail: str = ""
     error: dict[str, str] | None = None
+    calls: tuple[str, ...] = ()

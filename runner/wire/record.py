@@ -70,7 +70,8 @@ def dumps(record: object, *, bare: bool = False) -> bytes:
     # All values in one call: a node writes three records a job, and the way over ``encode`` costs twice as much.
     out = dict(zip(shape.names, shape.values(record), strict=True))
     for name, empty in shape.empty if bare else ():
-        if out[name] == empty:
+        # Mostly it is the default itself; to compare two records costs more than to write one.
+        if out[name] is empty or out[name] == empty:
             del out[name]
     for name in shape.nullable:
         if out[name] is None:

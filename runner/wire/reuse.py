@@ -19,6 +19,7 @@ def problem(spec: JobSpec) -> str | None:
         (bool(spec.grants.paths), "path grants are opened, checked and mounted anew for each attempt"),
         (bool(spec.grants.reach), "what a job reaches on the net is a door of its own attempt"),
         (spec.needs_broker, "secrets, sealed values and services belong to one attempt alone"),
+        (spec.budget is not None, "what is left of a budget is looked at before each start"),
         (spec.at_most_once, "the start of an at-most-once job is written down before its worker has anything of it"),
     )
     found = next((why for applies, why in reasons if applies), None)

@@ -110,6 +110,8 @@ def job_of(envelope: bytes, due_ms: int | None) -> JobSpec:
         spec = specs.decode(envelope)
         if spec.schedule is not None:
             raise RecordError(f"this is the template of schedule {spec.schedule}, which is no job by itself")
+        if spec.ancestors:
+            raise RecordError("a signed job has no jobs above it: those of child jobs follow from their origin")
         return spec
     schedule = decode(envelope)
     if not is_due(schedule, due_ms):
@@ -135,8 +137,8 @@ def _check(schedule: Schedule) -> None:
     template = schedule.template
     if template.tenant != ids.check_tenant(schedule.tenant) or template.schedule != schedule.name:
         raise RecordError("the template belongs to another schedule", path="template")
-    if template.after is not None or template.sealed is not None:
-        raise RecordError("a template waits for no other job and holds no sealed value", path="template")
+    if template.after is not None or template.sealed is not None or template.ancestors:
+        raise RecordError("a template waits for no other job, stands below none and holds no sealed value", path="template")
     if (schedule.cron is None) == (schedule.every_ms is None):
         raise RecordError("exactly one of cron and every is needed", path="cron")
     if schedule.every_ms is not None and not _SHORTEST_MS <= schedule.every_ms <= _LONGEST_MS:

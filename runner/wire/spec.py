@@ -17,8 +17,11 @@ from runner.wire.flow import After, Budget, Concurrency, Rate, RetryRule, Unique
 from runner.wire.grants import Grants
 
 __all__ = [
+    "MAX_DEPTH",
     "MAX_ENVELOPE_BYTES",
     "MAX_PRIORITY",
+    "MAX_SPAWN",
+    "MAX_STATE_BYTES",
     "NEEDS_BROKER",
     "JobSpec",
     "Limits",
@@ -33,6 +36,11 @@ __all__ = [
 MAX_ENVELOPE_BYTES: Final = 1024 * 1024
 #: Priorities are -1000 to 1000; each point counts as one second of waiting.
 MAX_PRIORITY: Final = 1000
+#: Most jobs that one job and those that it starts may start in all, and how deep they may stand below it.
+MAX_SPAWN: Final = 1000
+MAX_DEPTH: Final = 4
+#: Largest ``/state`` of one job.
+MAX_STATE_BYTES: Final = 64 << 20
 #: Most attempts that one worker may run.
 MAX_REUSE: Final = 10_000
 #: Names that lanes give a meaning of their own.
@@ -62,7 +70,7 @@ class JobSpec:
 
     ``sealed``: place → ciphertext (text); before the client has sealed it, the value itself, which can't be written.
     ``schedule``: this is the template of that schedule, never a job by itself; its occurrences carry it as their origin
-    (attack 4).
+    (attack 4). ``ancestors``: of a child job (derived.py) the jobs above it, the topmost first; never signed.
     """
 
     id: str
@@ -97,6 +105,7 @@ class JobSpec:
     budget: Budget | None = None
     schedule: str | None = None
     sealed: dict[str, object] | None = None
+    ancestors: tuple[str, ...] = ()
     v: int = VERSION
 
     def __post_init__(self) -> None:
@@ -166,6 +175,8 @@ def flow_of(spec: JobSpec) -> str:
 def selectors_of(spec: JobSpec, node: str | None = None) -> tuple[str, ...]:
     """Return every selector that hits this job, such as ``all``, ``tag:team=acme``; ``node`` once it is claimed."""
     found = ["all", f"tenant:{spec.tenant}", f"queue:{spec.queue}"]
+    # A kill of a job is one of all that it started, and of what those started.
+    found += [f"job:{job}" for job in spec.ancestors]
     found += [f"tag:{key}={value}" for key, value in sorted(spec.tags.items())]
     found += [f"secret:{secret.name}" for secret in spec.grants.secrets]
     if spec.task is not None:
@@ -200,6 +211,20 @@ def _check(spec: JobSpec) -> None:
         raise RecordError("a job waits for other jobs of its own tenant", path="after.jobs")
     if spec.schedule is not None:
         ids.check_name(spec.schedule, "schedule")
+    _check_kernel(spec)
+
+
+def _check_kernel(spec: JobSpec) -> None:
+    """What the job may ask its node for has its bounds."""
+    state_bytes = spec.grants.state_bytes
+    if state_bytes is not None and not 0 < state_bytes <= MAX_STATE_BYTES:
+        raise RecordError(f"a /state has at most {MAX_STATE_BYTES >> 20} MiB", path="grants.state_bytes")
+    if spec.grants.agent is not None:
+        ids.check_name(spec.grants.agent, "agent's name")
+    if spec.grants.spawn is not None and not 1 <= spec.grants.spawn <= MAX_SPAWN:
+        raise RecordError(f"a job may start 1 to {MAX_SPAWN} jobs", path="grants.spawn")
+    if len(spec.ancestors) > MAX_DEPTH or any(ids.tenant_of(job) != spec.tenant for job in spec.ancestors):
+        raise RecordError(f"at most {MAX_DEPTH} jobs of the same tenant stand above one", path="ancestors")
 
 
 def _check_sealed(spec: JobSpec, held: dict[str, object] | None) -> None:

@@ -4,7 +4,7 @@
 
 ``rediss+sentinel`` speaks TLS with the sentinels and the store. Options: ``sentinel_username``, ``sentinel_password``,
 ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``. Called by whoever opens a connection: client, agent, scheduler.
-Pure. Must never guess: what it does not know is an error, and so is a cluster, which this version does not serve.
+Pure. Must never guess: what it does not know is an error. A cluster's URL is read by cluster.py.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ class SentinelUrl:
 
 
 def sentinel_of(url: str) -> SentinelUrl | None:
-    """Return the parts of a Sentinel URL, None for another one. Raises ValueError: no such URL, or a cluster's."""
+    """Return the parts of a Sentinel URL, None for another one. Raises ValueError: no such URL."""
     scheme, _, rest = url.partition("://")
-    if scheme in {"redis+cluster", "rediss+cluster"}:
-        raise ValueError("a cluster is not in this version: name one store, or Sentinel")
     if scheme not in _SCHEMES:
         return None
     place, _, query = rest.partition("?")

@@ -7,12 +7,60 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["EventView", "JobView", "NodeView", "ScheduleView"]
+__all__ = ["ArtifactView", "EventView", "JobView", "NodeView", "ProgressView", "ScheduleView", "WaitView"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressView:
+    """What a job last said of how far it is, 0 to 1."""
+
+    value: float
+    note: str
+    at: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactView:
+    """One artifact of a job, as its node signed it."""
+
+    name: str
+    bytes: int
+    sha256: str
+    at: str
+    attempt: int
+    node: str
+    pieces: int
+    transfer: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitView:
+    """What waits for a person, as `approvals` shows it. ``until``: no word by then is a no, or a budget begins anew.
+
+    ``kind`` call: ``job``, ``attempt``, ``ask`` (the question's id), ``action`` on ``resource``, ``rule`` and ``why``,
+    ``how`` it waits (wait, freeze, requeue). ``kind`` budget: ``budget`` (its key), ``why`` (what is used up).
+    """
+
+    kind: str
+    tenant: str
+    until: str
+    job: str | None = None
+    attempt: int = 0
+    ask: str = ""
+    action: str = ""
+    resource: str = ""
+    rule: str = ""
+    why: str = ""
+    how: str = ""
+    node: str = ""
+    asked_at: str | None = None
+    budget: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job as people and scripts see it. Times are ISO 8601 UTC or None."""
+    """One job as people and scripts see it. Times are ISO 8601 UTC or None. ``calls``: the last ones of a failure."""
 
     job: str
     task: str
@@ -35,6 +83,9 @@ class JobView:
     verified: bool = False
     due_at: str | None = None
     repeated_as: str | None = None
+    progress: ProgressView | None = None
+    artifacts: tuple[ArtifactView, ...] = ()
+    calls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def test_attack_26_a_signature_of_another_domain_does_not_count() -> None:
 def test_attack_26_signed_duplicate_keys_are_refused() -> None:
     """Even a trusted key can't send a document that two parsers read differently."""
     spec = job()
-    payload = record.dumps(spec).replace(b'{"args":[]', b'{"args":[1],"args":[]', 1)
+    payload = record.dumps(spec).replace(b'"args":[]', b'"args":[1],"args":[]', 1)
     assert reason(offer(spec, envelope=payload, signature=KEY.sign(Domain.JOB, payload))) == "bad_hash"
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.egress.errors import BadRequestError, EgressError
-from broker.egress.http import outgoing, target_of
+from broker.egress.http import outgoing
+from broker.egress.routes import target_of
 from broker.egress.rules import Destination, canonical
 
 

@@ -187,7 +187,9 @@ class Weather:
             if agent.dead():
                 self.fleet.launch(agent)
                 return
-            assert time.monotonic() < patience, f"{agent.name} does not end: {self.fleet.words_of(agent)}"
+            if time.monotonic() >= patience:
+                said = self.fleet.words_of(agent)
+                raise AssertionError(f"{agent.name} does not end: {said}\n{agent.stacks()}")
             self._after(0.1, relaunch)
 
         return relaunch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.options import build_grants, json_value, not_in_this_version, pairs
+from runner.cli.options import build_grants, json_value, pairs
 from runner.errors import UsageError
 from runner.wire.grants import Grants as WireGrants
 
@@ -87,11 +87,3 @@ def test_arguments_are_json() -> None:
     assert json_value('{"a": [1]}', "--arg") == {"a": [1]}
     with pytest.raises(UsageError, match="--arg"):
         json_value("solar", "--arg")
-
-
-def test_what_has_not_landed_is_refused_by_name() -> None:
-    """An option without effect is never accepted."""
-    not_in_this_version("--tool", None)
-    not_in_this_version("--tool", [])
-    with pytest.raises(UsageError, match="--tool: not in this version"):
-        not_in_this_version("--tool", ["x"])

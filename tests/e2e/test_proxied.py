@@ -115,6 +115,7 @@ def site() -> Iterator[Site]:
                 options += ["--allow", str(Path(agents).parent.parent)]
             with fleets.running(*options) as fleet:
                 put(fleet, "KEY", VALUE)
+                put(fleet, "OPENAI_KEY", VALUE)
                 served_repository(files)
                 with App(home=fleet.home) as app:
                     # What is opened on first use belongs to the module, not to its first test.
@@ -155,6 +156,18 @@ def test_curl(site: Site) -> None:
     (counts,) = _used(site, done.job)
     assert (counts["connections"], counts["refused"], counts["keyed"], counts["masked"]) == (2, 0, 2, 2)
     assert int(counts["received_bytes"]) > 0
+
+
+def test_a_base_url_needs_neither_proxy_nor_authority(site: Site) -> None:
+    """A program that knows nothing but a URL reaches the secret's host by its route."""
+    code = (
+        "import os, http.client as h, urllib.parse as p;"
+        "url = p.urlsplit(os.environ['RINGFENCE_URL_KEY']); link = h.HTTPConnection(url.netloc);"
+        "link.request('GET', url.path + '/echo'); print(link.getresponse().status)"
+    )
+    done = site.run("/usr/bin/python3", "-c", code, env={"HTTP_PROXY": "", "SSL_CERT_FILE": "/none"})
+    assert (done.state, done.output.strip()) == ("finished", "200")
+    assert site.keys() == [f"Bearer {VALUE}"]
 
 
 def test_git_over_https(site: Site) -> None:
@@ -263,7 +276,8 @@ from minisweagent.models.openrouter_model import OpenRouterModel
 class HttpModel(OpenRouterModel):
     def __init__(self, **given):
         super().__init__(**given)
-        self._api_url, self._api_key = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["KEY"]
+        self._api_url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+        self._api_key = os.environ["OPENAI_API_KEY"]
 """
 PYDANTIC = """
 import os, subprocess
@@ -271,7 +285,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 base = os.environ["OPENAI_BASE_URL"]
-agent = Agent(OpenAIChatModel("fake-1", provider=OpenAIProvider(base_url=base, api_key=os.environ["KEY"])))
+agent = Agent(OpenAIChatModel("fake-1", provider=OpenAIProvider(base_url=base, api_key=os.environ["OPENAI_API_KEY"])))
 @agent.tool_plain
 def bash(command: str) -> str:
     return subprocess.run(command, shell=True, capture_output=True, text=True).stdout
@@ -279,22 +293,56 @@ print("RESULT", agent.run_sync("go").output)
 """
 OPENAI = """
 import os, openai
-client = openai.OpenAI(base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["KEY"])
+client = openai.OpenAI()
 ask = dict(model="fake-1", messages=[{"role": "user", "content": "go"}, {"role": "assistant", "content": "x"}] * 3)
 print("RESULT", client.chat.completions.create(**ask).choices[0].message.content)
-parts = client.chat.completions.create(stream=True, **ask)
-print("STREAM", "".join(part.choices[0].delta.content or "" for part in parts))
+parts = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **ask)
+print("STREAM", "".join(part.choices[0].delta.content or "" for part in parts if part.choices))
+"""
+STREAMED = """
+import asyncio, os, subprocess
+from agents import Agent, ModelSettings, Runner, function_tool, set_default_openai_api, set_tracing_disabled
+set_tracing_disabled(True)
+set_default_openai_api("chat_completions")
+@function_tool
+def bash(command: str) -> str:
+    return subprocess.run(command, shell=True, capture_output=True, text=True).stdout
+async def main():
+    settings = ModelSettings(include_usage=True)
+    agent = Agent(name="a", instructions="work", tools=[bash], model="fake-1", model_settings=settings)
+    run = Runner.run_streamed(agent, "go")
+    kinds = {event.type async for event in run.stream_events()}
+    print("RESULT", sorted(kinds), run.final_output)
+asyncio.run(main())
+"""
+SMOL = """
+import os, subprocess
+from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+@tool
+def bash(command: str) -> str:
+    \"\"\"Run a command.
+
+    Args:
+        command: what to run
+    \"\"\"
+    return subprocess.run(command, shell=True, capture_output=True, text=True).stdout
+base, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+model = OpenAIServerModel(model_id="fake-1", api_base=base, api_key=key)
+print("RESULT", ToolCallingAgent(tools=[bash], model=model, max_steps=2, verbosity_level=0).run("go"))
 """
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-@pytest.mark.parametrize("name", ["mini-swe-agent", "pydantic-ai", "openai"])
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [(name, scheme) for name in ("mini-swe-agent", "pydantic-ai", "openai") for scheme in ("http", "https", "route")]
+    + [("openai-agents", "route"), ("smolagents", "route")],
+)
 def test_real_agents(site: Site, name: str, scheme: str) -> None:
-    """They start with a stand-in for their key, and the model's server gets the real one with each request."""
+    """They start with a stand-in for their key, the server gets the real one each time, and its tokens are counted."""
     python = os.environ.get(AGENTS)
     if not python:
-        pytest.skip(f"{AGENTS} names no interpreter with mini-swe-agent, pydantic-ai and openai")
-    count = len(site.web.asked)
+        pytest.skip(f"{AGENTS} names no interpreter with the agents of requirements/agents.in")
+    count, counted = len(site.web.asked), len(site.web.tokens)
     folder = site.fleet.work / f"{name}-{scheme}"
     folder.mkdir(mode=0o755)
     (folder / "http_model.py").write_text(MINI_MODEL)
@@ -305,21 +353,31 @@ def test_real_agents(site: Site, name: str, scheme: str) -> None:
         ],
         "pydantic-ai": [python, "-c", PYDANTIC],
         "openai": [python, "-c", OPENAI],
+        "openai-agents": [python, "-c", STREAMED],
+        "smolagents": [python, "-c", SMOL],
     }[name]  # fmt: skip
+    # Over the route nothing is said: the job is told where, because the secret's name begins as the library's does.
+    own = {} if scheme == "route" else {"OPENAI_BASE_URL": f"{scheme}://{site.host}/v1"}
     env = {
-        "OPENAI_BASE_URL": f"{scheme}://{site.host}/v1",
+        **own,
         "PYTHONPATH": str(folder),
         "MSWEA_GLOBAL_CONFIG_DIR": "/tmp",
         "MSWEA_CONFIGURED": "true",
         "MSWEA_SILENT_STARTUP": "1",
         "MSWEA_COST_TRACKING": "ignore_errors",
     }
-    done = site.run(*words, env=env, grants=Grants(read=(str(Path(python).parent.parent), str(folder))))
+    grants = Grants(read=(str(Path(python).parent.parent), str(folder)))
+    done = site.run(*words, env=env, grants=grants, secret=Secret("OPENAI_KEY", proxy=site.host))
     assert done.state == "finished", done.output
     assert len(site.web.asked) > count
     assert {text for asked in site.web.asked[count:] for text in asked.header("authorization")} == {f"Bearer {VALUE}"}
     assert VALUE not in done.output
     assert "the model's last word" in done.output
+    taken = site.web.tokens[counted:]
+    wait_until(lambda: bool(_used(site, done.job)), "the door's counts")
+    (counts,) = _used(site, done.job)
+    assert (counts["tokens_in"], counts["tokens_out"]) == tuple(sum(part) for part in zip(*taken, strict=True))
+    assert (counts["unknown"], counts["requests"]) == (0, len(taken))
 
 
 def _used(site: Site, job: str) -> list[dict[str, str | int | float | bool]]:

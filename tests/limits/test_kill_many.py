@@ -34,10 +34,18 @@ class Tree:
         self._done.append(f"term {self._run.job_id}")
         self._end()
 
+    def tell(self, number: int) -> None:
+        """Note a signal."""
+        self._done.append(f"signal {number} {self._run.job_id}")
+
     def kill(self) -> None:
         """Die, with proof."""
         self._done.append(f"kill {self._run.job_id}")
         self._end()
+
+    def cpu_s(self) -> float:
+        """It uses none."""
+        return 0.0
 
     def sockets(self) -> int:
         """None."""

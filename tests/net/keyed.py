@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from broker.client import BrokerClient, SecretAsk
-from node_agent.egress import Door, Egress
+from node_agent.egress import Door, Egress, Metered
 from node_agent.keyline import KeyLine
+from node_agent.routes import routes_of
 from runner.cli.egress import EGRESS_UID
 from runner.cli.store import daemon_uid
-from runner.wire.grants import NetGrant
+from runner.wire.grants import Grants, NetGrant, SecretGrant
 from tests.net.support import Client, Process, egress_process
 from tests.net.tlsweb import TlsWeb, tls_web
 from tests.support import scratch
@@ -81,7 +82,43 @@ modes = ["proxy"]
 hosts = ["127.0.0.1:*"]
 requests = ["GET /bytes/*", "GET /echo"]
 """
-SECRETS = {name: VALUE.encode() for name in ("KEY", "OTHER", "X_KEY", "BASIC", "ASK", "SHORT", "READ")}
+FIELDS = """
+[[allow]]
+secrets = ["Q"]
+tenants = ["*"]
+tasks = ["*"]
+hosts = ["127.0.0.1:*"]
+field = "query:api_key"
+[[allow]]
+secrets = ["J"]
+tenants = ["*"]
+tasks = ["*"]
+hosts = ["127.0.0.1:*"]
+field = "json:token"
+[[allow]]
+secrets = ["F"]
+tenants = ["*"]
+tasks = ["*"]
+hosts = ["127.0.0.1:*"]
+field = "form:token"
+[[allow]]
+secrets = ["P"]
+tenants = ["*"]
+tasks = ["*"]
+hosts = ["127.0.0.1:*"]
+field = "path:/bot{value}/"
+[[allow]]
+secrets = ["FEW"]
+tenants = ["*"]
+tasks = ["*"]
+hosts = ["127.0.0.1:*"]
+body_bytes = 1000
+at_once = 2
+"""
+SECRETS = {
+    name: VALUE.encode()
+    for name in ("Q", "J", "F", "P", "FEW", "KEY", "OTHER", "X_KEY", "BASIC", "ASK", "SHORT", "READ")
+}
 
 
 @dataclass(slots=True)
@@ -96,7 +133,9 @@ class Parts:
 
 
 @contextmanager
-def parts(rules: str = RULES, host: Callable[[Path], AbstractContextManager[TlsWeb]] = tls_web) -> Iterator[Parts]:
+def parts(
+    rules: str = RULES + FIELDS, host: Callable[[Path], AbstractContextManager[TlsWeb]] = tls_web
+) -> Iterator[Parts]:
     """Yield a broker, a server, and an egress process that trusts it."""
     with scratch.folder(mode=0o711) as folder:
         (folder / "v").mkdir()
@@ -127,6 +166,7 @@ class Keyed:
     keys: KeyLine
     job: Job
     denied: list[str] = field(default_factory=list)
+    metered: list[Metered] = field(default_factory=list)
 
     @property
     def host(self) -> str:
@@ -190,9 +230,10 @@ def in_keyed_door(
 
     async def main() -> T:
         denied: list[str] = []
+        metered: list[Metered] = []
         job = Job(attempt, "A" if os.geteuid() == 0 else "B")
         broker = shared.stand.client()
-        line = Egress(shared.process.path, (), lambda one: denied.append(one.why))
+        line = Egress(shared.process.path, (), lambda one: denied.append(one.why), on_metered=metered.append)
         mould = subprocess.Popen(["sleep", "60"])
         listener = socket.create_server(("127.0.0.1", 0))
         client = Client(listener.getsockname()[1])
@@ -206,9 +247,13 @@ def in_keyed_door(
 
             keys = KeyLine(give)
             allowed = [host, *(f"{name}:{port}" for name, port in net)] if named else ["*"]
-            rules = await line.check([NetGrant(name, port) for name, port in net], allowed, [grant])
+            granted = Grants(
+                net=tuple(NetGrant(name, port) for name, port in net),
+                secrets=tuple(SecretGrant(name, "proxy", host) for name in names or ("KEY",)),
+            )
+            rules = await line.check(granted.net, allowed, [grant], routes_of(granted))
             door = await line.open(attempt, rules, listener.detach(), os.pidfd_open(mould.pid), keys)
-            keyed = Keyed(shared, attempt, broker, line, door, client, keys, job, denied)
+            keyed = Keyed(shared, attempt, broker, line, door, client, keys, job, denied, metered)
             return await asyncio.wait_for(_awaited(scenario(keyed)), 40)
         finally:
             listener.close()

@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 from typing import Any, TypeVar
 
+from broker.egress.rules import Route
 from node_agent.egress import SOCKET_NAME, Denied, Door, Egress
 from runner.cli import egress, launch
 from runner.errors import ConfigError
@@ -321,6 +322,7 @@ def in_door(
     named: Sequence[str] = (),
     never: Sequence[tuple[str, int]] = (),
     options: Sequence[str] = (),
+    routes: Sequence[Route] = (),
 ) -> T:
     """Run ``scenario`` with a door whose listener is on the test's own loopback, as a mould would make it."""
 
@@ -331,7 +333,7 @@ def in_door(
         listener = socket.create_server(("127.0.0.1", 0))
         client = Client(listener.getsockname()[1])
         try:
-            rules = await line.check([NetGrant(host, port) for host, port in net], named)
+            rules = await line.check([NetGrant(host, port) for host, port in net], named, routes=routes)
             door = await line.open("main-job.1", rules, listener.detach(), os.pidfd_open(mould.pid))
             return await asyncio.wait_for(_awaited(scenario(Egressed(process, line, door, client, denied, mould))), 50)
         finally:

@@ -215,7 +215,7 @@ def test_a_denial_becomes_an_event(net: Net, files: tuple[Path, int]) -> None:
     code += "  except Exception as error: print(error)"
     seen = net.run(python(code), [f"127.0.0.1:{files[1]}"])
     assert seen.output.count("403") == 3, seen.output
-    told = [event for event in net.rig.app.events() if event.type == "net.denied" and event.job == seen.job.id]
+    told = [event for event in seen.job.events() if event.type == "net.denied"]
     assert [(event.detail["host"], event.detail["port"]) for event in told] == [("evil.example", 80)]
     assert "secret" not in str(told)
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from broker.egress.certs import Authority
 from broker.egress.errors import BadRequestError, SecretRefusedError
-from broker.egress.http import path_of
 from broker.egress.keyed import dressed
 from broker.egress.keys import Keys
 from broker.egress.mask import Mask, Veil
+from broker.egress.routes import path_of
 from broker.egress.rules import Destination, Rules
 from broker.vault import placing
 from broker.vault.errors import RulesError, VaultUsageError

@@ -14,8 +14,10 @@ from broker.egress.addresses import Address
 from broker.egress.dial import Dial, is_own
 from broker.egress.dns import Resolver
 from broker.egress.errors import RefusedError, UnreachableError
+from broker.egress.gate import Gate
+from broker.egress.meter import Meter, Usage
 from broker.egress.rules import Destination, Rules
-from broker.egress.visit import Streams, Usage, Visit
+from broker.egress.visit import Streams, Visit
 from tests.broker.test_dns import record, reply, with_server
 from tests.broker.test_hello import greeting, with_extension
 
@@ -151,7 +153,18 @@ def tunnelled(data: bytes, wanted: Destination = NAME) -> tuple[bytes, bytes, li
         refused: list[str] = []
         near, there = await Streams.over(door), await Streams.over(far)
         rules = Rules(frozenset({wanted}))
-        visit = Visit(near, rules, Dial(Resolver()), Usage(), lambda host, port, why: refused.append(why), lambda: None)
+        usage = Usage()
+        meter = Meter(usage, lambda _model, _counts: True)
+        visit = Visit(
+            near,
+            rules,
+            Dial(Resolver()),
+            usage,
+            meter,
+            Gate(1, 1),
+            lambda host, port, why: refused.append(why),
+            lambda: None,
+        )
 
         async def tunnel() -> None:
             try:

@@ -69,7 +69,7 @@ def test_attack_14_curl_gets_no_other_site_through_a_granted_address(node_tag: s
         assert "unrecognized name" in seen.output, seen.output
         assert lines[-1] != "code 0"
         assert asked == [None]
-        told = [event.detail["why"] for event in net.rig.app.events() if event.type == "net.denied"]
+        told = [event.detail["why"] for event in seen.job.events() if event.type == "net.denied"]
         assert told == [f"{ADDRESS}:443: the TLS client asks for evil.example"]
 
 

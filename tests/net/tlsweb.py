@@ -2,8 +2,8 @@
 
 Called by the tests of proxied secrets. By path it says: `/echo` the request's head; `/repeat` the body, as it is or,
 asked for, reversed; `/back` the authorization in the form that `?as=` names; `/slow` server-sent events, one for each
-tick; `/bytes/N`; `/go` a redirect; `/packed` a compressed answer; `/v1/chat/completions` a model; the rest: files, for
-who brings a key.
+tick; `/bytes/N`; `/go` a redirect; `/packed` a compressed answer; `/v1/chat/completions` and `/v1/messages` models that
+count their tokens; the rest: files, for who brings a key.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class TlsWeb:
         self.ca = folder / "upstream-ca.pem"
         self.ca.write_text(authority.pem)
         self.asked: list[Asked] = []
+        #: What the models took, one for each answer: tokens in and out.
+        self.tokens: list[tuple[int, int]] = []
         #: One for each request to /slow: an event is sent at each release.
         self.ticks: list[threading.Semaphore] = []
         web = self
@@ -133,6 +135,8 @@ class _Handler(SimpleHTTPRequestHandler):
             self._say((text[::-1] if "reversed" in text else text).encode())
         elif self.path.endswith("/chat/completions"):
             self._model(json.loads(body))
+        elif self.path.endswith("/messages"):
+            self._messages(json.loads(body))
         else:
             self._say(str(len(body)).encode())
 
@@ -195,25 +199,60 @@ class _Handler(SimpleHTTPRequestHandler):
     def _model(self, asked: dict[str, Any]) -> None:
         turn = sum(message["role"] == "assistant" for message in asked["messages"])
         message: dict[str, Any] = {"role": "assistant", "content": "the model's last word"}
+        call: dict[str, Any] = {"id": f"call_{turn}", "type": "function"}
         if turn < len(STEPS):
-            call = {"id": f"call_{turn}", "type": "function", "function": {"name": "bash"}}
-            call["function"]["arguments"] = json.dumps({"command": STEPS[turn]})  # type: ignore[index] # made above
+            call["function"] = {"name": "bash", "arguments": json.dumps({"command": STEPS[turn]})}
             message = {"role": "assistant", "content": "a step", "tool_calls": [call]}
         end = "tool_calls" if turn < len(STEPS) else "stop"
         base = {"id": "c-1", "created": 1, "model": asked.get("model")}
         if not asked.get("stream"):
             choice = {"index": 0, "message": message, "finish_reason": end}
-            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            answer = {**base, "object": "chat.completion", "choices": [choice], "usage": usage}
+            answer = {**base, "object": "chat.completion", "choices": [choice], "usage": self._usage(asked)}
             self._say(json.dumps(answer).encode(), {"Content-Type": "application/json"})
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
-        for delta, finish in ((message, None), ({}, end)):
-            choice = {"index": 0, "delta": delta, "finish_reason": finish}
-            chunk = {**base, "object": "chat.completion.chunk", "choices": [choice]}
-            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        counted = bool((asked.get("stream_options") or {}).get("include_usage"))
+        streamed = {**message, "tool_calls": [{"index": 0, **call}]} if turn < len(STEPS) else message
+        chunks: list[dict[str, Any]] = [
+            {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **({"usage": None} if counted else {})}
+            for delta, finish in ((streamed, None), ({}, end))
+        ]
+        usage = self._usage(asked)
+        chunks += [{"choices": [], "usage": usage}] if counted else []
+        for chunk in chunks:
+            text = json.dumps({**base, "object": "chat.completion.chunk", **chunk})
+            self.wfile.write(b"data: " + text.encode() + b"\n\n")
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
+
+    def _messages(self, asked: dict[str, Any]) -> None:
+        usage = self._usage(asked)
+        told = {"input_tokens": usage["prompt_tokens"] - 5, "cache_read_input_tokens": 3}
+        told |= {"cache_creation_input_tokens": 2}
+        base = {"id": "m-1", "type": "message", "role": "assistant", "model": asked["model"]}
+        text = {"type": "text", "text": 'the model says "usage": {"input_tokens": 0}'}
+        if not asked.get("stream"):
+            answer = {**base, "content": [text], "usage": {**told, "output_tokens": usage["completion_tokens"]}}
+            self._say(json.dumps(answer).encode(), {"Content-Type": "application/json"})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        events: list[dict[str, Any]] = [
+            {"type": "message_start", "message": {**base, "content": [], "usage": {**told, "output_tokens": 1}}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text["text"]}},
+            {"type": "message_delta", "delta": {}, "usage": {"output_tokens": usage["completion_tokens"]}},
+            {"type": "message_stop"},
+        ]
+        for event in events[: asked.get("events")]:
+            self.wfile.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+        self.close_connection = True
+
+    def _usage(self, asked: dict[str, Any]) -> dict[str, int]:
+        taken = (10 + len(json.dumps(asked["messages"])), 7 + len(self.server_web.tokens))
+        self.server_web.tokens.append(taken)
+        return {"prompt_tokens": taken[0], "completion_tokens": taken[1], "total_tokens": sum(taken)}

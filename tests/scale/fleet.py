@@ -26,6 +26,7 @@ from runner.cli import ceiling, launch
 from runner.cli.ceiling import Import
 from runner.home import Home
 from runner.wire.keys import Keys
+from tests.scale import stacks
 from tests.scale import store as stores
 from tests.scale.clocks import Clock
 from tests.scale.floor import Line
@@ -40,6 +41,7 @@ TASK = "sim_jobs:work"
 NURSERY = Path(__file__).with_name("nursery.py")
 READY_S = 60.0
 STOP_S = 30.0
+STACKS_S = 5.0
 
 
 @dataclass(slots=True)
@@ -69,7 +71,24 @@ class Agent:
 
     def wait(self) -> None:
         """Wait for its end."""
-        wait_until(self.dead, f"{self.name} to end", STOP_S)
+        try:
+            wait_until(self.dead, f"{self.name} to end", STOP_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.stacks()}") from None
+
+    def stacks(self) -> str:
+        """Return where its tasks and threads stand; for a process that should have ended."""
+        log = Path(str(self.order["log"]))
+        at = log.stat().st_size if log.exists() else 0
+
+        def said() -> str:
+            return log.read_text(errors="replace")[at:] if log.exists() else ""
+
+        self.signal(signal.SIGCONT)
+        self.signal(stacks.SIGNAL)
+        with suppress(AssertionError):
+            wait_until(lambda: stacks.DONE in said(), "the stacks", STACKS_S)
+        return said()
 
     def forget(self) -> None:
         """Close what is held of it."""

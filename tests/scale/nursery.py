@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from node_agent import __main__ as agent
 from node_agent import ground, slotset
 from node_agent.containment import probe as host_probe
-from tests.scale import clocks, sandbox
+from tests.scale import clocks, sandbox, stacks
 
 PR_SET_PDEATHSIG = 1
 
@@ -71,6 +71,7 @@ def _become(order: dict[str, object], parent: int) -> NoReturn:
             clocks.skewed()
         if order["simulated"]:
             _simulate(None if order["journal"] is None else Path(str(order["journal"])))
+        stacks.install()
         status = agent.main([str(word) for word in order["words"]])  # type: ignore[attr-defined]  # a list, by fleet.py
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else 70

@@ -161,6 +161,7 @@ class Attempt:
         self._begun_s = loop.time()
         self._killed_s: float | None = None
         self.method = "simulated"
+        self.on_open: Callable[[], object] | None = None
 
     @property
     def kill_ms(self) -> float:
@@ -206,6 +207,22 @@ class Attempt:
             self._zygote.kill(self._key)
 
     terminate = kill
+
+    def tell(self, number: int) -> None:
+        """It hears every signal as its end."""
+        self.kill()
+
+    def hear(self) -> bool:
+        """It says nothing."""
+        return True
+
+    def listens_itself(self) -> bool:
+        """It has no channel, and opens no session."""
+        return True
+
+    def cpu_s(self) -> float:
+        """It uses none."""
+        return 0.0
 
     def sockets(self) -> int:
         """It has none."""

@@ -29,7 +29,7 @@ CALLS = ("evalsha", "eval", "blpop", "xreadgroup", "xack", "smembers", "fcall")
 FLAT = 1.6
 WINDOW_S = 0.1
 #: Of an agent, each of which comes back by itself; one of them only when there is something to say.
-CONNECTIONS = 7
+CONNECTIONS = 8
 #: The largest share of them all that may come back in one window.
 SHARE = 0.3
 AWAY_S, LONGEST_S = (3.0, 60.0) if FULL else (0.5, 20.0)

@@ -78,7 +78,6 @@ def test_a_task_on_schedule(ringfence: Callable[..., Ran], desk: Desk) -> None:
         (("schedule", "add", "x", *RULE[:3], "Nowhere", "--", "true"), "time zone"),
         (("schedule", "add", "x", "--every", "60", "--missed", "most", "--", "true"), "skip, once or all"),
         (("schedule", "add", "x", "--every", "60", "--start", "2030-01-01", "--", "true"), "with its zone"),
-        (("schedule", "add", "x", "--every", "60", "--tool", "t", "--", "true"), "not in this version"),
         (("schedule", "rm", "x"), "no schedule"),
         (("schedule", "show", "x"), "no schedule"),
         (("run", "--eta", "tomorrow", "--", "true"), "with its zone"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, cast
@@ -114,7 +115,8 @@ def _content(client: redis.Redis, key: str, kind: str, now: float) -> dict[str, 
     match kind:
         case "hash":
             pairs = {k.decode(): _value(k, v) for k, v in read.hgetall(key).items()}
-            return {name: value for name, value in pairs.items() if not OUR_FIELDS.fullmatch(name)}
+            # RQ reads an empty field as one that is not there.
+            return {name: value for name, value in pairs.items() if value != "" and not OUR_FIELDS.fullmatch(name)}
         case "zset":
             pairs = read.zrange(key, 0, -1, withscores=True)
             return {"members": [_plain(m.decode()) for m, _ in pairs], "score": [score - now for _, score in pairs]}
@@ -127,7 +129,7 @@ def _content(client: redis.Redis, key: str, kind: str, now: float) -> dict[str, 
 
 
 def _value(name: bytes, value: bytes) -> object:
-    return value if name == b"data" else _plain(value.decode())
+    return zlib.decompress(value) if name == b"data" else _plain(value.decode())
 
 
 def _plain(text: str) -> str:

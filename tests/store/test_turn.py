@@ -243,9 +243,32 @@ def test_a_lost_answer_loses_no_claim(agent: Agent, desk: Desk) -> None:
 
 
 def test_wake_ups_are_bounded(agent: Agent, desk: Desk) -> None:
-    """An enqueue wakes a waiting agent, and a thousand of them leave a short list with a TTL."""
+    """A batch wakes one waiting agent per sixteen jobs, and more of them add nothing to a list that nobody reads."""
     assert not agent.run(agent.store.wait(("agents",), timeout_s=0.01))
-    desk.enqueue_all([desk.row(ids.new_job_id()) for _ in range(100)])
-    assert agent.run(agent.store.wait(("agents",)))
-    assert desk.redis.llen("rf:wake:agents") <= 64
+    for _ in range(3):
+        desk.enqueue_all([desk.row(ids.new_job_id()) for _ in range(100)])
+    assert desk.redis.llen("rf:wake:agents") == 7
     assert 0 < int(str(desk.redis.ttl("rf:wake:agents"))) <= 60
+    assert agent.run(agent.store.wait(("agents",)))
+
+
+def test_who_leaves_work_behind_wakes_another(agent: Agent, desk: Desk) -> None:
+    """One enqueue wakes one agent; each that fills its slots and leaves jobs wakes one more, the last one nobody."""
+    for _ in range(3):
+        desk.enqueue()
+    woken = []
+    for slot in range(3):
+        woken.append(agent.run(agent.store.wait(("agents",), timeout_s=0.01)))
+        assert not agent.run(agent.store.wait(("agents",), timeout_s=0.01))
+        assert agent.turn(free=(slot,), lanes=("agents",)).claims
+    assert woken == ["agents"] * 3
+    assert not agent.run(agent.store.wait(("agents",), timeout_s=0.01))
+
+
+def test_a_wake_up_that_nobody_fetched_counts_for_later_jobs(agent: Agent, desk: Desk) -> None:
+    """An agent that comes late finds one wake-up, takes the jobs, and is not woken for nothing after that."""
+    for _ in range(5):
+        desk.enqueue()
+    assert agent.run(agent.store.wait(("agents",), timeout_s=0.01))
+    assert len(agent.turn(free=(0, 1, 2, 3, 4), lanes=("agents",)).claims) == 5
+    assert not agent.run(agent.store.wait(("agents",), timeout_s=0.01))

@@ -117,9 +117,9 @@ class LowMould:
         except OSError as error:
             raise SpawnError(f"the mould does not answer: {error}") from error
 
-    def terminate(self, _attempt: str) -> None:
-        """Have SIGTERM sent to the worker, if it still runs."""
-        self._tell(op="term")
+    def tell(self, _attempt: str, number: int) -> None:
+        """Have a signal sent to the worker, if it still runs."""
+        self._tell(op="signal", number=int(number))
 
     def hold(self, _attempt: str, *, still: bool) -> asyncio.Future[tuple[int, int]]:
         """Have everything below the mould stopped, or let go on; resolves to (standing still, not yet)."""

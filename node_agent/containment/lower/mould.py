@@ -32,6 +32,7 @@ from node_agent.containment import linux, oomscore
 from node_agent.containment.lower import worker
 from node_agent.containment.lower.tree import Pause
 from node_agent.containment.lower.ways import Children, SessionWay, UidWay, Way, way_of
+from node_agent.containment.orders import LETTERS
 from runner.wire import codec
 from runner.wire.errors import WireError
 
@@ -167,8 +168,8 @@ class _Mould:
         if isinstance(order, dict) and op == "begin" and len(fds) == 1 and self._children is None:
             uid = order.get("uid")
             self._begin(str(order.get("attempt")), uid if isinstance(uid, int) else 0, fds[0])
-        elif op == "term" and not fds:
-            self._signal_worker(signal.SIGTERM)
+        elif op == "signal" and not fds and isinstance(order, dict) and order.get("number") in LETTERS:
+            self._signal_worker(int(str(order["number"])))
         elif op in ("stop", "cont") and not fds:
             self._hold(stop=op == "stop")
         else:

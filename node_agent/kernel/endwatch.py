@@ -1,0 +1,93 @@
+"""Port: redis. Waits for the ends of jobs: one look at a time for all that somebody of this node waits for.
+
+Called by child jobs (job.wait). Must never take a stored state for more than a sign that it is time to look closer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from node_agent.cancelling import end_all
+from node_agent.errors import StoreAwayError
+from node_agent.kernel.errors import CallError
+from runner.wire.calls import ErrorCode
+from runner.wire.keys import Keys
+from runner.wire.states import END_STATES
+
+__all__ = ["EndWatch", "bounded"]
+
+#: Each wait for the store, in seconds.
+STORE_S: Final = 2.0
+#: How often the jobs that somebody waits for are looked at, in seconds: more often at first.
+LOOK_S: Final = (0.02, 0.25)
+
+
+class EndWatch:
+    """All waits of one boot. ``stop`` is idempotent."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._watched: dict[str, list[asyncio.Future[None]]] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def ended(self, job: str) -> None:
+        """Wait until the store shows an end of the job, or does not know it any more."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watched.setdefault(job, []).append(waiter)
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.get_running_loop().create_task(self._look())
+        try:
+            await waiter
+        finally:
+            waiters = self._watched.get(job, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters:
+                self._watched.pop(job, None)
+
+    async def _look(self) -> None:
+        pause_s, count = LOOK_S[0], 0
+        while self._watched:
+            jobs = list(self._watched)
+            if len(jobs) > count:
+                pause_s = LOOK_S[0]
+            count = len(jobs)
+            pipe = self._redis.pipeline(transaction=False)
+            for job in jobs:
+                pipe.hget(self._keys.job(job), "rf_state")
+            try:
+                async with asyncio.timeout(STORE_S):
+                    states = cast("list[bytes | None]", await pipe.execute())
+            except (RedisError, TimeoutError):
+                # Whoever waits has a time of its own.
+                await asyncio.sleep(LOOK_S[1])
+                continue
+            for job, state in zip(jobs, states, strict=True):
+                if state is None or state.decode("utf-8", "replace") in END_STATES:
+                    for waiter in self._watched.pop(job, []):
+                        if not waiter.done():
+                            waiter.set_result(None)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_S[1])
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._watch is not None:
+            await end_all((self._watch,))
+
+
+async def bounded(call: Awaitable[object] | object) -> object:
+    """Wait for the store, not for ever. Raises CallError(UNAVAILABLE); ResponseError: what a script says."""
+    try:
+        async with asyncio.timeout(STORE_S):
+            return await cast("Awaitable[object]", call)
+    except ResponseError:
+        raise
+    except (RedisError, StoreAwayError, TimeoutError) as error:
+        raise CallError(ErrorCode.UNAVAILABLE, f"the store is away ({type(error).__name__}); ask again") from None

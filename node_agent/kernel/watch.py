@@ -1,0 +1,197 @@
+"""Port: redis. What becomes of the jobs that a service job watches: their events, as their nodes signed them.
+
+Made by the desk. Must never tell a job of one that its own signed words do not let it watch, nor pass on an event that
+claims a node's signature and has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Final, cast
+
+from redis.exceptions import RedisError
+
+from node_agent.errors import StoreAwayError
+from node_agent.kernel.bucket import Bucket
+from node_agent.kernel.caller import Caller
+from node_agent.kernel.errors import CallError
+from node_agent.kernel.seals import Peers, Seals
+from node_agent.kernel.seams import Around
+from node_agent.kernel.table import Entry
+from runner.wire import codec, record
+from runner.wire import spec as specs
+from runner.wire.calls import ErrorCode
+from runner.wire.codec import Json
+from runner.wire.envelope import Domain
+from runner.wire.errors import WireError
+from runner.wire.event import Event
+
+__all__ = ["Watch"]
+
+MAX_WAIT_S: Final = 60.0
+#: Most events of one answer, and most that are looked at for it.
+MOST: Final = 32
+_LOOK: Final = 128
+#: How often a waiting watcher looks again, in seconds.
+STEP_S: Final = 0.25
+#: How often an attempt may look, and how many of its calls may wait.
+PER_S: Final = 10.0
+BURST: Final = 20.0
+_MOST_WAITING: Final = 2
+_MOST_JOBS: Final = 4096
+_MOST_EVENT_BYTES: Final = 16 * 1024
+WAIT_S: Final = 2.0
+_TOLD: Final = ("state", "reason", "exit_code", "signal", "by", "outcome")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchAsk:
+    """``after``: the answer's of the last call; empty: from now on. ``wait_s``: for something to happen."""
+
+    after: str = ""
+    wait_s: float = 0.0
+
+
+class Watch:
+    """What jobs of one boot see of others."""
+
+    def __init__(self, around: Around, seals: Seals, peers: Peers) -> None:
+        self._around, self._seals, self._peers = around, seals, peers
+        #: Selectors of jobs, as they were signed; empty for one that nobody trusted signed.
+        self._selectors: OrderedDict[str, frozenset[str]] = OrderedDict()
+        self._buckets: dict[str, Bucket] = {}
+        self._waiting: dict[str, int] = {}
+        around.ending.append(self.ended)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return every call of this part."""
+        what = "Tell what became of the jobs that this one watches, since the last call."
+        answer = "{events: [{type, job, attempt, node, at_ms, signed, …}], after}"
+        errors = (ErrorCode.QUOTA, ErrorCode.UNAVAILABLE)
+        return (Entry("job.watch", WatchAsk, self._watch, what, answer, "watch", errors=errors),)
+
+    def ended(self, caller: Caller) -> None:
+        """An attempt is over."""
+        self._buckets.pop(caller.attempt, None)
+        self._waiting.pop(caller.attempt, None)
+
+    async def _watch(self, caller: Caller, asked: WatchAsk) -> Json:
+        caller.needs(bool(caller.spec.grants.watch), "to watch others (--watch SELECTOR)")
+        if not 0 <= asked.wait_s <= MAX_WAIT_S:
+            raise CallError(ErrorCode.BAD_REQUEST, f"wait_s is 0 to {MAX_WAIT_S:g} seconds")
+        if asked.after and not _is_id(asked.after):
+            raise CallError(ErrorCode.BAD_REQUEST, "after is what the last answer said")
+        if not self._buckets.setdefault(caller.attempt, Bucket(PER_S, BURST)).take():
+            raise CallError(ErrorCode.SLOW_DOWN, f"at most {PER_S:g} looks a second; wait_s waits for news")
+        if self._waiting.get(caller.attempt, 0) >= _MOST_WAITING:
+            raise CallError(ErrorCode.QUOTA, f"at most {_MOST_WAITING} calls of a job watch at a time")
+        self._waiting[caller.attempt] = self._waiting.get(caller.attempt, 0) + 1
+        try:
+            return await self._news(caller, asked)
+        finally:
+            if caller.attempt in self._waiting:
+                self._waiting[caller.attempt] -= 1
+
+    async def _news(self, caller: Caller, asked: WatchAsk) -> Json:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + asked.wait_s
+        after = asked.after or await self._newest(caller.tenant)
+        while True:
+            events, after, more = await self._look(caller, after)
+            left_s = until_s - loop.time()
+            if events or (left_s <= 0 and not more):
+                return {"events": events, "after": after}
+            if not more:
+                await asyncio.sleep(min(left_s, STEP_S))
+
+    async def _look(self, caller: Caller, after: str) -> tuple[list[Json], str, bool]:
+        """Return the watched events behind ``after``, up to where was looked, and whether there is more."""
+        key = self._around.keys.events(caller.tenant)
+        rows = cast(
+            "list[tuple[bytes, dict[bytes, bytes] | None]]",
+            await self._asked(self._around.redis.xrange(key, f"({after}", "+", count=_LOOK)),
+        )
+        found: list[Json] = []
+        for entry, fields in rows:
+            after = entry.decode("ascii", "replace")
+            event = await self._seen(caller, fields or {})
+            if event is not None:
+                found.append(event)
+            if len(found) >= MOST:
+                return found, after, True
+            # Each may cost two signatures: the loop belongs to others in between (attack 41).
+            await asyncio.sleep(0)
+        return found, after, len(rows) == _LOOK
+
+    async def _seen(self, caller: Caller, fields: dict[bytes, bytes]) -> Json:
+        data, signature = fields.get(b"event", b""), fields.get(b"sig", b"").decode("ascii", "replace")
+        try:
+            # A script's event has more fields than a node's; only what both have is told.
+            event = _event_of(data, signed=bool(signature))
+        except WireError:
+            return None
+        if not event.type.startswith("job.") or not await self._watches(caller, event.job):
+            return None
+        if signature:
+            try:
+                signer = await self._seals.signer(Domain.EVENT, data, signature, caller.tenant)
+            except RedisError as error:
+                raise _away(error) from None
+            if signer is None or signer.node != event.node:
+                return None
+        return {
+            "type": event.type,
+            "job": event.job,
+            "attempt": event.attempt,
+            "node": event.node,
+            "at_ms": event.at_ms,
+            "signed": bool(signature),
+            **{name: event.detail[name] for name in _TOLD if name in event.detail},
+        }
+
+    async def _watches(self, caller: Caller, job: str) -> bool:
+        known = self._selectors.get(job)
+        if known is None:
+            try:
+                spec = await self._peers.known(job, caller.tenant)
+            except (StoreAwayError, RedisError) as error:
+                raise _away(error) from None
+            known = frozenset((*specs.selectors_of(spec), f"job:{job}")) if spec is not None else frozenset()
+            self._selectors[job] = known
+            while len(self._selectors) > _MOST_JOBS:
+                self._selectors.popitem(last=False)
+        # Its own tenant's stream, and a job of that tenant: both were looked up under its name.
+        return job.startswith(f"{caller.tenant}-") and not known.isdisjoint(caller.spec.grants.watch)
+
+    async def _newest(self, tenant: str) -> str:
+        call = self._around.redis.xrevrange(self._around.keys.events(tenant), count=1)
+        rows = cast("list[tuple[bytes, object]]", await self._asked(call))
+        return rows[0][0].decode("ascii", "replace") if rows else "0-0"
+
+    async def _asked(self, call: object) -> object:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                return await cast("Awaitable[object]", call)
+        except (RedisError, TimeoutError, OSError) as error:
+            raise _away(error) from None
+
+
+def _away(error: BaseException) -> CallError:
+    return CallError(ErrorCode.UNAVAILABLE, f"the store does not answer ({type(error).__name__}); ask again")
+
+
+def _event_of(data: bytes, *, signed: bool) -> Event:
+    """Return one event. Raises WireError."""
+    if signed:
+        return record.loads(Event, data, limit_bytes=_MOST_EVENT_BYTES)
+    found = codec.load(data, limit_bytes=_MOST_EVENT_BYTES)
+    named = found if isinstance(found, dict) else {}
+    return record.decode(Event, {name: named[name] for name in ("type", "at_ms", "job", "attempt") if name in named})
+
+
+def _is_id(text: str) -> bool:
+    head, dash, tail = text.partition("-")
+    return bool(dash) and head.isascii() and head.isdigit() and tail.isascii() and tail.isdigit() and len(text) < 44

@@ -1,0 +1,1 @@
+"""Tests of the kernel: what a running job may ask its node."""

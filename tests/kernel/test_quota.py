@@ -1,0 +1,160 @@
+"""Quotas of calls: atomic, in the whole fleet, given back at the end, lapsed with a node that dies."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from node_agent.kernel.errors import CallError
+from node_agent.kernel.storecalls import StoreCalls
+from node_agent.policycalls import Quota
+from runner.wire.calls import ErrorCode
+from tests.kernel import ledger
+from tests.kernel.ledger import KEYS, Node, run
+from tests.support.valkey import Valkey
+
+DEPLOYS = '[[call]]\neffect = "allow"\nactions = ["tool.call"]\nresources = ["deploy"]\n'
+
+
+async def _call(on: Node, who: object, resource: str = "deploy") -> object:
+    """Do as the session does."""
+    verdict = on.deciding.decide(who, "tool.call", resource, {})  # type: ignore[arg-type] # a Caller
+    if verdict.plain:
+        return None
+    return await on.deciding.permit(who, "tool.call", resource, {}, verdict)  # type: ignore[arg-type] # as above
+
+
+async def _refused(on: Node, who: object) -> CallError:
+    with pytest.raises(CallError) as caught:
+        await _call(on, who)
+    return caught.value
+
+
+def test_e4_a_rate_holds_for_the_whole_fleet(valkey: Valkey) -> None:
+    """Two nodes together make three calls in a minute, not three each; the answer says when there is room."""
+
+    async def main() -> None:
+        policy = DEPLOYS + "per_minute = 3\n"
+        async with ledger.node(valkey, "n1", policy=policy) as one, ledger.node(valkey, "n2", policy=policy) as other:
+            first, second = one.caller(tools=("deploy",)), other.caller(tools=("deploy",))
+            for on, who in ((one, first), (other, second), (one, first)):
+                await _call(on, who)
+            error = await _refused(other, second)
+            assert error.error is ErrorCode.QUOTA
+            assert "3 such calls in a minute" in error.why
+            # Another tool has no rule, hence no quota: allowed.
+            assert await _call(other, other.caller(tools=("search",)), "search") is None
+
+    run(main())
+
+
+def test_e4_the_last_place_is_taken_once(valkey: Valkey) -> None:
+    """Of many calls at once exactly as many pass as there are places."""
+
+    async def main() -> None:
+        policy = DEPLOYS + "concurrent = 4\n"
+        async with ledger.node(valkey, policy=policy) as on:
+            callers = [on.caller(tools=("deploy",)) for _ in range(20)]
+            found = await asyncio.gather(*(_call(on, who) for who in callers), return_exceptions=True)
+            assert sum(isinstance(one, CallError) for one in found) == 16
+
+    run(main())
+
+
+def test_e4_places_at_a_time_are_given_back_by_the_call_and_by_the_end_of_the_attempt(valkey: Valkey) -> None:
+    """The concurrency counter really counts: it trips, and goes down again."""
+
+    async def main() -> None:
+        policy = DEPLOYS + "concurrent = 1\n"
+        async with ledger.node(valkey, policy=policy) as on:
+            first, second = on.caller(tools=("deploy",)), on.caller(tools=("deploy",))
+            release = await _call(on, first)
+            assert (await _refused(on, second)).error is ErrorCode.QUOTA
+            release()  # type: ignore[operator] # gives the place back
+            await _until_free(on, second)
+            on.quotas.ended(second.attempt)
+            await _until_free(on, first)
+
+    async def _until_free(on: Node, who: object) -> None:
+        for _ in range(200):
+            try:
+                await _call(on, who)
+            except CallError:
+                await asyncio.sleep(0.005)
+            else:
+                return
+        raise AssertionError("the place was not given back")
+
+    run(main())
+
+
+def test_e4_a_node_that_dies_keeps_no_place(valkey: Valkey) -> None:
+    """Places lapse when nobody keeps them up; those of a live node do not."""
+
+    async def main() -> None:
+        policy = DEPLOYS + "concurrent = 1\n"
+        times = {"life_ms": 300, "keep_s": 0.05}
+        async with ledger.node(valkey, "n2", policy=policy) as other:
+            async with ledger.node(valkey, "n1", policy=policy, **times) as one:  # type: ignore[arg-type] # numbers
+                await _call(one, one.caller(tools=("deploy",)))
+                await asyncio.sleep(0.45)
+                assert (await _refused(other, other.caller(tools=("deploy",)))).error is ErrorCode.QUOTA
+            # It is gone without having given anything back.
+            who, loop = other.caller(tools=("deploy",)), asyncio.get_running_loop()
+            deadline = loop.time() + 3
+            while True:
+                try:
+                    await _call(other, who)
+                    break
+                except CallError:
+                    assert loop.time() < deadline
+                    await asyncio.sleep(0.02)
+
+    run(main())
+
+
+def test_e4_a_call_that_one_quota_refuses_uses_up_no_other(valkey: Valkey) -> None:
+    """All places or none."""
+
+    async def main() -> None:
+        async with ledger.node(valkey) as on:
+            wide, narrow = Quota("wide", 5, 60.0), Quota("narrow", 1, 60.0)
+            await on.quotas.take("main", "j.1", (wide, narrow))
+            for _ in range(9):
+                with pytest.raises(CallError):
+                    await on.quotas.take("main", "j.1", (wide, narrow))
+            for _ in range(4):
+                await on.quotas.take("main", "j.1", (wide,))
+            with pytest.raises(CallError):
+                await on.quotas.take("main", "j.1", (wide,))
+
+    run(main())
+
+
+def test_e4_tenants_and_jobs_have_counts_of_their_own(valkey: Valkey) -> None:
+    """`per = "job"` counts for each job; the same rule in another tenant is another count."""
+
+    async def main() -> None:
+        policy = DEPLOYS + 'per_hour = 1\nper = "job"\n'
+        async with ledger.node(valkey, policy=policy) as on:
+            first, second = on.caller(tools=("deploy",)), on.caller(tools=("deploy",))
+            await _call(on, first)
+            await _call(on, second)
+            assert (await _refused(on, first)).error is ErrorCode.QUOTA
+            one = Quota("x", 1, 60.0)
+            await on.quotas.take("main", "j.1", (one,))
+            await on.quotas.take("other", "j.1", (one,))
+
+    run(main())
+
+
+def test_a_store_that_is_away_is_an_answer(valkey: Valkey) -> None:
+    """A quota that can't be counted lets nothing through, and nobody waits for ever."""
+
+    async def main() -> None:
+        async with ledger.node(valkey, policy=DEPLOYS + "per_minute = 3\n") as on:
+            on.quotas._calls = StoreCalls(on.redis, KEYS, wait_s=0.0)
+            assert (await _refused(on, on.caller(tools=("deploy",)))).error is ErrorCode.UNAVAILABLE
+
+    run(main())

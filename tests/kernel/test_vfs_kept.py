@@ -1,0 +1,400 @@
+"""Files that the store keeps: /state over attempts and nodes, an agent's memory between jobs (rows V4, V5)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+import redis as sync_redis
+from redis.asyncio import Redis
+
+from node_agent.kernel.caller import Caller
+from node_agent.kernel.vfs import volume
+from runner.wire.calls import ErrorCode
+from runner.wire.keys import Keys
+from tests.kernel import rig
+from tests.kernel.disks import Disk, disk, job
+from tests.support.valkey import Valkey
+
+S, M = "/state", "/mem/semantic"
+STATE = 1 << 20
+
+
+def test_row_v5_state_follows_the_job_to_another_node(valkey: Valkey) -> None:
+    """What was closed, synced or put is there for the next attempt on another node, and nothing half of the rest."""
+
+    async def main() -> None:
+        async with disk(valkey) as one, disk(valkey) as two:
+            who = job(state_bytes=STATE)
+            await one.ask(who, "mkdir", path=f"{S}/d")
+            fd = await one.open(who, f"{S}/d/a", "write", "create")
+            await one.ask(who, "write", fd=fd, data=b"closed")
+            await one.ask(who, "close", fd=fd)
+            fd = await one.open(who, f"{S}/d/b", "write", "create")
+            await one.ask(who, "write", fd=fd, data=b"synced")
+            await one.ask(who, "sync", fd=fd)
+            await one.ask(who, "write", fd=fd, data=b" and lost")
+            lost = await one.open(who, f"{S}/lost", "write", "create")
+            await one.ask(who, "write", fd=lost, data=b"x")
+            await one.put(who, f"{S}/c", b"put")
+            assert await one.get(rig.again(who), f"{S}/d/b") == b"synced and lost"
+            later = job(2, like=who)
+            assert await two.names(later, S) == ["c", "d"]
+            contents = [await two.get(later, f"{S}/{name}") for name in ("c", "d/a", "d/b")]
+            assert contents == [b"put", b"closed", b"synced"]
+
+    asyncio.run(main())
+
+
+def test_row_v5_a_late_write_of_an_older_attempt_is_refused(valkey: Valkey) -> None:
+    """Once the next attempt has looked, the older one changes nothing more: by no op, and with no open descriptor."""
+
+    async def main() -> None:
+        async with disk(valkey) as one, disk(valkey) as two:
+            who = job(state_bytes=STATE)
+            await one.put(who, f"{S}/a", b"1")
+            fd = await one.open(who, f"{S}/a", "append")
+            await one.ask(who, "write", fd=fd, data=b"late")
+            later = job(2, like=who)
+            assert await two.get(later, f"{S}/a") == b"1"
+            assert await one.refused(who, "close", fd=fd) is ErrorCode.ENDED
+            for op, fields in (
+                ("put", {"data": b"late"}),
+                ("remove", {}),
+                ("rename", {"to": f"{S}/b"}),
+            ):
+                assert await one.refused(who, op, path=f"{S}/a", **fields) is ErrorCode.ENDED
+            assert await one.refused(who, "mkdir", path=f"{S}/d") is ErrorCode.ENDED
+            assert await one.refused(job(1, like=who), "get", path=f"{S}/a") is ErrorCode.ENDED
+            await two.put(later, f"{S}/a", b"2")
+            assert (await two.names(later, S), await two.get(later, f"{S}/a")) == (["a"], b"2")
+
+    asyncio.run(main())
+
+
+def test_row_v5_what_the_store_keeps_outlives_the_agent_and_ends_in_time(
+    valkey: Valkey, valkey_keeper: sync_redis.Redis
+) -> None:
+    """Both trees are in the store with a time to live, below their tenant, and under no other key."""
+
+    async def main() -> None:
+        async with disk(valkey) as one:
+            who = job(state_bytes=STATE, agent="ann", tenant="acme")
+            await one.put(who, f"{S}/a", b"1")
+            await one.put(who, f"{M}/a", b"1")
+            keys = Keys()
+            wanted = {keys.state(who.job), keys.state_data(who.job)}
+            wanted |= {keys.memory("acme", "ann"), keys.memory_data("acme", "ann")}
+            found = {key.decode() for key in valkey_keeper.keys("*")}
+            assert found == wanted
+            assert all(valkey_keeper.ttl(key) > 7 * 86_400 - 60 for key in found)
+            assert valkey_keeper.ttl(keys.memory_data("acme", "ann")) <= 90 * 86_400
+
+    asyncio.run(main())
+
+
+def test_row_v4_the_quota_of_state_is_the_grant(valkey: Valkey) -> None:
+    """What is over state_bytes is refused on the node at once, and by the store whatever a node believes."""
+
+    async def main() -> None:
+        async with disk(valkey) as one, disk(valkey) as two:
+            who = job(state_bytes=2048)
+            await one.put(who, f"{S}/a", bytes(1700))
+            assert await one.refused(who, "put", path=f"{S}/b", data=b"") is ErrorCode.QUOTA
+            fd = await one.open(who, f"{S}/a", "append")
+            assert await one.refused(who, "write", fd=fd, data=bytes(100)) is ErrorCode.QUOTA
+            await one.ask(who, "write", fd=fd, data=bytes(92))
+            await one.ask(who, "close", fd=fd)
+            ann, bob = (job(agent="ann") for _ in range(2))
+            for name in "abcdefghijklmno":
+                await one.put(ann, f"{M}/{name}", b"")
+                fd = await one.open(ann, f"{M}/{name}", "write")
+                await one.ask(ann, "truncate", fd=fd, size=1 << 20)
+                one.now_s += 1
+                await one.ask(ann, "close", fd=fd)
+            await two.names(bob, M)
+            fds = [await two.open(bob, f"{M}/p", "write", "create"), await two.open(bob, f"{M}/q", "write", "create")]
+            await two.ask(bob, "truncate", fd=fds[0], size=900_000)
+            await one.put(ann, f"{M}/z", b"")
+            fd = await one.open(ann, f"{M}/z", "write")
+            await one.ask(ann, "truncate", fd=fd, size=900_000)
+            await one.ask(ann, "close", fd=fd)
+            assert await two.refused(bob, "close", fd=fds[0]) is ErrorCode.QUOTA
+            assert "p" not in await two.names(bob, M)
+
+    asyncio.run(main())
+
+
+def test_row_v4_kept_files_end_by_the_stores_clock(valkey: Valkey, valkey_keeper: sync_redis.Redis) -> None:
+    """A file with a time ends for the attempt that has it, for the next one, and in the store."""
+
+    async def main() -> None:
+        async with disk(valkey) as one, disk(valkey) as two:
+            who = job(state_bytes=STATE)
+            await one.put(who, f"{S}/short", b"1", ttl_s=0.05)
+            await one.put(who, f"{S}/long", b"1", ttl_s=600)
+            two.now_s = 1e6
+            later = job(2, like=who)
+            await asyncio.sleep(0.06)
+            assert await two.names(later, S) == ["long"]
+            left = (await two.ask(later, "stat", path=f"{S}/long"))["expires_in_s"]
+            assert isinstance(left, float)
+            assert 590 < left <= 600
+            assert valkey_keeper.hkeys(Keys().state_data(who.job)) == [b"/long"]
+            two.now_s += 600
+            assert await two.names(later, S) == []
+
+    asyncio.run(main())
+
+
+def test_row_v4_an_agents_memory_belongs_to_its_name_and_tenant(valkey: Valkey) -> None:
+    """Jobs that hold the name share it on all nodes; another name or tenant sees nothing of it."""
+
+    async def main() -> None:
+        async with disk(valkey) as one, disk(valkey) as two:
+            ann, also = job(agent="ann"), job(agent="ann")
+            await one.ask(ann, "mkdir", path="/mem/episodic/day")
+            await one.put(ann, "/mem/episodic/day/log", b"1")
+            assert await two.get(also, "/mem/episodic/day/log") == b"1"
+            assert (await two.ask(also, "stat", path="/mem/episodic/day/log"))["owner"] == ann.job
+            await two.ask(also, "rename", path="/mem/episodic/day", to="/mem/semantic/day")
+            assert await one.names(ann, "/mem/episodic") == []
+            assert await one.get(ann, "/mem/semantic/day/log") == b"1"
+            for stranger in (job(agent="bob"), job(agent="ann", tenant="acme")):
+                assert await one.names(stranger, "/mem/semantic") == []
+            for root in ("/mem/episodic", "/mem/semantic"):
+                assert await one.refused(ann, "remove", path=root, directory=True) is ErrorCode.READ_ONLY
+            assert await one.refused(ann, "rename", path="/mem/semantic", to="/mem/episodic/x") is ErrorCode.READ_ONLY
+
+    asyncio.run(main())
+
+
+def test_who_saw_an_older_version_changes_nothing(valkey: Valkey) -> None:
+    """Two nodes that write, remove or rename one file: the second is told of the conflict, by every way."""
+
+    async def main() -> None:
+        async with disk(valkey) as one, disk(valkey) as two:
+            ann, bob = job(agent="ann"), job(agent="ann")
+            first = await one.put(ann, f"{M}/a", b"1")
+            fd = await two.open(bob, f"{M}/a", "read", "write")
+            await two.ask(bob, "write", fd=fd, data=b"bob")
+            await one.put(ann, f"{M}/a", b"ann", if_version=first["version"])
+            assert await two.refused(bob, "close", fd=fd) is ErrorCode.CONFLICT
+            assert await two.refused(bob, "close", fd=fd) is ErrorCode.BAD_DESCRIPTOR
+            assert await two.get(bob, f"{M}/a") == b"ann"
+            assert (
+                await two.refused(bob, "put", path=f"{M}/a", data=b"", if_version=first["version"])
+                is ErrorCode.CONFLICT
+            )
+            assert await two.refused(bob, "put", path=f"{M}/a", data=b"", if_version=0) is ErrorCode.CONFLICT
+            fd = await two.open(bob, f"{M}/a", "read", "write")
+            await two.ask(bob, "write", fd=fd, data=b"bob")
+            await one.ask(ann, "remove", path=f"{M}/a")
+            assert await two.names(bob, M) == []
+            assert await two.refused(bob, "close", fd=fd) is ErrorCode.CONFLICT
+            new = await two.open(bob, f"{M}/n", "write", "create")
+            await one.put(ann, f"{M}/n", b"ann's")
+            await two.ask(bob, "write", fd=new, data=b"bob's")
+            assert await two.refused(bob, "close", fd=new) is ErrorCode.CONFLICT
+            assert await two.get(bob, f"{M}/n") == b"ann's"
+
+    asyncio.run(main())
+
+
+def test_only_one_makes_an_exclusive_file(valkey: Valkey) -> None:
+    """Of many nodes that open with excl at the same moment, one makes the file and all others are told."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            nodes = [await stack.enter_async_context(disk(valkey)) for _ in range(4)]
+
+            async def make(node: Disk) -> str:
+                who = job(agent="ann")
+                try:
+                    await node.open(who, f"{M}/lock", "write", "create", "excl")
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is compared below
+                    return str(getattr(error, "error", error))
+                return "made"
+
+            got = sorted(await asyncio.gather(*(make(node) for node in nodes)))
+            assert got.count("made") == 1
+            assert set(got) <= {"made", "exists", "conflict"}
+
+    asyncio.run(main())
+
+
+def test_appends_from_two_nodes_are_all_kept_each_in_one_piece(valkey: Valkey) -> None:
+    """Appends never conflict and never mix, by put and by descriptor, whoever appended in between."""
+
+    async def main() -> None:
+        async with disk(valkey) as one, disk(valkey) as two:
+            ann, bob = job(agent="ann"), job(agent="ann")
+            await one.put(ann, f"{M}/log", b"0\n")
+            fd = await two.open(bob, f"{M}/log", "append")
+            for number in range(5):
+                await two.ask(bob, "write", fd=fd, data=f"b{number}\n".encode())
+                await two.ask(bob, "sync", fd=fd)
+                await one.put(ann, f"{M}/log", f"a{number}\n".encode(), append=True)
+            await two.ask(bob, "write", fd=fd, data=b"b-end\n")
+            await two.ask(bob, "close", fd=fd)
+            wanted = ["0"] + [f"{who}{number}" for number in range(5) for who in "ba"] + ["b-end"]
+            assert (await one.get(ann, f"{M}/log")).decode().split() == wanted
+
+    asyncio.run(main())
+
+
+def test_a_sync_of_a_path_publishes_all_or_nothing(valkey: Valkey) -> None:
+    """Files that were changed together are there together for the next attempt, or none of them."""
+
+    async def main() -> None:
+        async with disk(valkey) as one, disk(valkey) as two:
+            who = job(state_bytes=4096)
+            fds = [await one.open(who, f"{S}/{name}", "write", "create") for name in "ab"]
+            for fd in fds:
+                await one.ask(who, "write", fd=fd, data=b"1")
+            assert await one.ask(who, "sync", path=S) == {"files": 2}
+            later = job(2, like=who)
+            assert [await two.get(later, f"{S}/{name}") for name in "ab"] == [b"1", b"1"]
+            for fd in fds:
+                await one.ask(who, "write", fd=fd, data=b"2")
+            assert await one.refused(who, "sync", path=S) is ErrorCode.ENDED
+            assert [await two.get(later, f"{S}/{name}") for name in "ab"] == [b"1", b"1"]
+
+    asyncio.run(main())
+
+
+def test_a_rename_replaces_a_published_file_only_when_its_own_content_is_published(valkey: Valkey) -> None:
+    """Write aside and rename: whoever looks has the old content or the new one, never none and never a part."""
+
+    async def main() -> None:
+        async with disk(valkey) as one, disk(valkey) as two:
+            who = job(state_bytes=STATE)
+            await one.put(who, f"{S}/a", b"old")
+            fd = await one.open(who, f"{S}/a.new", "write", "create")
+            await one.ask(who, "write", fd=fd, data=b"new")
+            await one.ask(who, "rename", path=f"{S}/a.new", to=f"{S}/a")
+            assert await one.get(who, f"{S}/a") == b"new"
+            await one.ask(who, "close", fd=fd)
+            await one.put(who, f"{S}/b", b"b")
+            await one.ask(who, "rename", path=f"{S}/b", to=f"{S}/a")
+            later = job(2, like=who)
+            assert (await two.names(later, S), await two.get(later, f"{S}/a")) == (["a"], b"b")
+
+    asyncio.run(main())
+
+
+def test_without_the_store_calls_are_answered_in_time_and_a_close_can_be_repeated(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that does not answer costs `unavailable`, in time; nothing written is lost by it, nothing is there twice."""
+    monkeypatch.setattr(volume, "WAIT_S", 0.2)
+
+    async def main() -> None:
+        redis = Redis(unix_socket_path=str(valkey.socket))
+        pauser = sync_redis.Redis(unix_socket_path=str(valkey.socket))
+        one = Disk(redis)
+        try:
+            ann = job(agent="ann", state_bytes=STATE)
+            await one.put(ann, f"{M}/log", b"0\n")
+            fd = await one.open(ann, f"{M}/log", "append")
+            await one.ask(ann, "write", fd=fd, data=b"1\n")
+            pauser.execute_command("CLIENT", "PAUSE", "600", "ALL")
+            assert await one.refused(ann, "close", fd=fd) is ErrorCode.UNAVAILABLE
+            assert await one.refused(ann, "put", path=f"{S}/a", data=b"") is ErrorCode.UNAVAILABLE
+            await one.put(ann, "/mem/working/a", b"no store needed")
+            pauser.ping()
+            await one.ask(ann, "write", fd=fd, data=b"2\n")
+            await one.ask(ann, "close", fd=fd)
+            assert await one.get(ann, f"{M}/log") == b"0\n1\n2\n"
+            await one.put(ann, f"{S}/a", b"1")
+        finally:
+            pauser.close()
+            await redis.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_change_whose_answer_was_lost_is_not_made_twice(valkey: Valkey) -> None:
+    """The store carried an append out, the answer got lost: asked again, it is there once, and what came since follows."""
+
+    async def main() -> None:
+        async with disk(valkey) as one:
+            ann = job(agent="ann")
+            await one.put(ann, f"{M}/log", b"0\n")
+            fd = await one.open(ann, f"{M}/log", "append")
+            await one.ask(ann, "write", fd=fd, data=b"1\n")
+            real = one.files._store.change  # noqa: SLF001 - the wire between agent and store has no other handle
+
+            async def deaf(*words: object) -> object:
+                await real(*words)  # type: ignore[arg-type] # what it was called with
+                raise TimeoutError
+
+            one.files._store.change = deaf  # type: ignore[method-assign, assignment] # noqa: SLF001 - see above
+            assert await one.refused(ann, "close", fd=fd) is ErrorCode.UNAVAILABLE
+            one.files._store.change = real  # type: ignore[method-assign] # noqa: SLF001 - see above
+            await one.ask(ann, "write", fd=fd, data=b"2\n")
+            await one.ask(ann, "close", fd=fd)
+            assert await one.get(ann, f"{M}/log") == b"0\n1\n2\n"
+
+    asyncio.run(main())
+
+
+def test_nonsense_in_the_store_is_no_file_and_stops_nothing(valkey: Valkey, valkey_keeper: sync_redis.Redis) -> None:
+    """Whoever may write the store can spoil an index: what is none is passed over, other types are replaced."""
+
+    async def main() -> None:
+        async with disk(valkey) as one:
+            who = job(state_bytes=STATE)
+            keys = Keys()
+            valkey_keeper.hset(
+                keys.state(who.job), mapping={"/a": "f x", "/b/c": "d 1 0 0 0 - j", b"/\xff": b"\xff", "q": ""}
+            )
+            valkey_keeper.hset(keys.state(who.job), mapping={".fence": "-", ".version": "x", ".bytes": "1e99"})
+            valkey_keeper.set(keys.state_data(who.job), "a text")
+            assert await one.names(who, S) == []
+            await one.put(who, f"{S}/a", b"1")
+            assert await one.get(who, f"{S}/a") == b"1"
+
+    asyncio.run(main())
+
+
+def test_a_store_that_lost_everything_is_told_and_begun_anew(valkey: Valkey, valkey_keeper: sync_redis.Redis) -> None:
+    """After the store was emptied an attempt is told once, then its state is what the store has: nothing."""
+
+    async def main() -> None:
+        async with disk(valkey) as one:
+            who = job(state_bytes=STATE)
+            await one.put(who, f"{S}/a", b"1")
+            valkey_keeper.flushall()
+            assert await one.refused(who, "put", path=f"{S}/b", data=b"") is ErrorCode.UNAVAILABLE
+            await one.put(who, f"{S}/b", b"2")
+            assert await one.names(who, S) == ["b"]
+
+    asyncio.run(main())
+
+
+def test_a_flood_of_kept_changes_is_slowed_down(valkey: Valkey) -> None:
+    """A job that publishes without a pause is told to wait; an open file is still open then, and closes later."""
+
+    async def main() -> None:
+        async with disk(valkey) as one:
+            who = job(state_bytes=STATE)
+            fd = await one.open(who, f"{S}/a", "write", "create")
+            await one.ask(who, "write", fd=fd, data=b"1")
+            codes = await _until_slow(one, who)
+            assert codes is ErrorCode.SLOW_DOWN
+            assert await one.refused(who, "close", fd=fd) is ErrorCode.SLOW_DOWN
+            one.now_s += 1
+            await one.ask(who, "close", fd=fd)
+
+    asyncio.run(main())
+
+
+async def _until_slow(one: Disk, who: Caller) -> ErrorCode:
+    for _ in range(300):
+        try:
+            await one.put(who, f"{S}/x", b"1")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is returned
+            return getattr(error, "error", ErrorCode.FAULT)
+    return ErrorCode.FAULT
