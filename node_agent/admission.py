@@ -40,7 +40,8 @@ class Offer:
     """What a claim brought: the received bytes, where the store says they belong, and the limits it applied.
 
     ``occurrence``: the bytes are a signed schedule's, and the job is that of this due time (Unix ms). ``links``: the
-    job is the child that they lead to.
+    job is the child that they lead to. ``parks``: attempts that operators' words allow beside the signed ones;
+    ``undecided``: one word never came (kernel/parking.py).
     """
 
     job_id: str
@@ -51,6 +52,8 @@ class Offer:
     flow: str = ""
     occurrence: int | None = None
     links: tuple[Link, ...] = ()
+    parks: int = 0
+    undecided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +193,11 @@ def _time(spec: JobSpec, now_ms: int) -> Denial | None:
 
 
 def _replay(offer: Offer, spec: JobSpec, ledger: Callable[[str, int], str]) -> Denial | None:
-    if offer.attempt < 1 or offer.attempt > spec.retry.count + 1:
-        message = f"attempt {offer.attempt} is not one of the {spec.retry.count + 1} that were signed"
+    most = spec.retry.count + 1 + offer.parks
+    if offer.attempt == most + 1 and offer.undecided:
+        return Denial(RefuseReason.POLICY, "a call of this job waited for a person, and nobody decided in time", spec)
+    if offer.attempt < 1 or offer.attempt > most:
+        message = f"attempt {offer.attempt} is not one of the {most} that were signed"
         return Denial(RefuseReason.REPLAYED, message, spec)
     if ledger(spec.nonce, offer.attempt) == "ended":
         return Denial(RefuseReason.REPLAYED, "this signed job already ran here; enqueue a new one", spec)

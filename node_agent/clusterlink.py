@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import ClusterDownError, ConnectionError, MovedError, ReadOnlyError, RedisError
 
 from runner.wire.cluster import ClusterUrl, owner_in, places_in, slot_of
@@ -23,16 +25,11 @@ _MOVED: Final = (MovedError, ReadOnlyError, ClusterDownError)
 def open_cluster(cluster: ClusterUrl, options: Mapping[str, Any], connections: int, wait_s: float) -> Redis:
     """Return a client of so many connections; a call waits ``wait_s`` for one. ``options`` as the pool takes them."""
     owner = Owner(cluster, {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")})
-    pool = BlockingConnectionPool(
-        max_connections=connections,
-        timeout=wait_s,
-        connection_class=_TlsToOwner if cluster.tls else _ToOwner,
-        owner=owner,
-        **options,
-        **cluster.login,
-        **cluster.tls,
+    kind = _TlsToOwner if cluster.tls else _ToOwner
+    everything: dict[str, Any] = {**options, **cluster.login, **cluster.tls, "owner": owner}
+    return Redis.from_pool(
+        BlockingConnectionPool(max_connections=connections, timeout=wait_s, connection_class=kind, **everything)
     )
-    return Redis.from_pool(pool)
 
 
 class Owner:
@@ -42,7 +39,9 @@ class Owner:
         self.places = cluster.places
         self._slot = slot_of(cluster.tag)
         self._tag = cluster.tag
-        self._options: dict[str, Any] = {**bounds, **cluster.login, **cluster.tls}
+        # Who asks again is the caller: here the next node is asked instead.
+        once = Retry(NoBackoff(), 0)
+        self._options: dict[str, Any] = {**bounds, **cluster.login, **cluster.tls, "retry": once}
         if cluster.tls:
             self._options["ssl"] = True
 
@@ -67,7 +66,7 @@ class _ToOwner(Connection):
     """A connection to whoever owns the slot when it opens."""
 
     def __init__(self, *, owner: Owner, **options: object) -> None:
-        super().__init__(**options)
+        super().__init__(**options)  # type: ignore[arg-type]  # passed on as given
         self._owner = owner
 
     async def _connect(self) -> None:
@@ -77,9 +76,9 @@ class _ToOwner(Connection):
     async def read_response(self, *words: object, **options: object) -> object:
         """Return the answer. Raises ConnectionError: the slot is elsewhere now."""
         try:
-            return await super().read_response(*words, **options)
+            return await super().read_response(*words, **options)  # type: ignore[arg-type]  # passed on as given
         except _MOVED as error:
-            await self.disconnect()  # type: ignore[no-untyped-call]  # untyped
+            await self.disconnect()
             raise ConnectionError(f"the slot has another owner now ({error})") from error
 
 

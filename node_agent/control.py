@@ -46,7 +46,7 @@ __all__ = ["Control", "judge"]
 
 log = logging.getLogger(__name__)
 
-_BLOCK_MS: Final = 1000
+_BLOCK_MS: Final = 2000
 _COUNT: Final = 32
 #: Who may stop a job may also make it stand still, and let it go on.
 _RIGHTS: Final = {

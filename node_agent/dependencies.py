@@ -104,13 +104,16 @@ class Dependencies:
         spec = self._signed_spec(found.data)[0] if found is not None else None
         return spec if spec is not None and (spec.id, spec.tenant) == (job, tenant) else None
 
-    async def end_of(self, job: str, tenant: str) -> Ended | str:
-        """Return how a job ended, or why nobody's word on that counts. Raises StoreAwayError."""
+    async def end_of(self, job: str, tenant: str, meant: str = "") -> Ended | str:
+        """Return how a job ended, or why nobody's word on that counts; ``meant``: as in `_verified`.
+
+        Raises StoreAwayError.
+        """
         if self._fleet is None:
             return "this node's home has no keys/fleet.pub to check how other jobs ended: copy it there"
         try:
             (found,) = await self._read([job])
-            outcome = await self._verified(job, "", tenant, found)
+            outcome = await self._verified(job, meant, tenant, found)
             value = await self._result(job, outcome) if outcome.result_sha256 is not None else None
             return Ended(outcome, value)
         except _Unmet as error:

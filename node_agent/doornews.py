@@ -16,7 +16,7 @@ __all__ = ["Denied", "Metered", "denied_of", "metered_of"]
 _MAX_HOST: Final = 253
 _MAX_WHY: Final = 200
 _MAX_MODEL: Final = 128
-_COUNTS: Final = ("requests", "tokens_in", "tokens_out", "unknown", "unknown_bytes")
+_COUNTS: Final = ("requests", "tokens_in", "tokens_out", "unknown", "unknown_bytes", "same")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class Denied:
 class Metered:
     """What an attempt used since it was told last, with one model ("": none was named).
 
-    ``unknown``: answers of models that did not say their tokens, ``unknown_bytes`` in all. It comes with the end of an
+    ``unknown``: answers of models that did not say their tokens, ``unknown_bytes`` in all. ``same``: so many equal
+    requests to models came in a row. It comes with the end of an
     answer, at most ten times a second for each attempt and, after the attempt's end, once more.
     """
 
@@ -44,6 +45,7 @@ class Metered:
     tokens_out: int
     unknown: int
     unknown_bytes: int
+    same: int = 0
 
 
 def denied_of(record: Mapping[str, Json]) -> Denied | None:

@@ -92,9 +92,13 @@ def retry_ms(run: Run, ending: Ending, attempt: int, known: Evidence) -> int | N
     """Return in how many milliseconds the next attempt would follow, None if none would."""
     if run.spec is None or ending.state == State.FINISHED:
         return None
+    if run.cause == "parked" and ending.reason == "parked":
+        left_ms = run.spec.not_after_ms - now_ms() - 1000
+        return min(run.parked_ms, left_ms) if left_ms > 0 else None
     asked_s = known.result.retry_in_s if known.result is not None else None
     share = random.random()  # noqa: S311 - spreads retries, protects nothing
-    return next_attempt_ms(ending, run.spec, attempt, now_ms=now_ms(), share=share, asked_s=asked_s)
+    # Attempts that operators' words allowed use up no retry.
+    return next_attempt_ms(ending, run.spec, attempt - run.parks, now_ms=now_ms(), share=share, asked_s=asked_s)
 
 
 def _retry(claim: Claim, ending: Ending, notary: Notary, known: Evidence, *, started: bool, delay_ms: int) -> Finish:

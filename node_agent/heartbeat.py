@@ -21,14 +21,21 @@ __all__ = ["Heartbeat", "Heir", "LeaseStore"]
 
 log = logging.getLogger(__name__)
 
-#: Every so many looks for lapsed agents, killed jobs that nobody signed are looked for, too.
+#: In the time of so many looks, killed jobs that nobody signed are looked for once, too.
 SWEEP_ROUNDS: Final = 10
+#: With so many other agents, each looks less often: a lapse is seen within two looks of any one of them.
+MANY: Final = 3
+SELDOM: Final = 2.5
 #: A renewal that failed is sent again after at most this part of the time between two.
 AGAIN_SHARE: Final = 0.2
 
 
 class LeaseStore(Protocol):
     """What the loop needs of the store."""
+
+    @property
+    def others(self) -> int:
+        """How many leases of other agent starts the last look showed."""
 
     async def renew(self, record: bytes, lease_ms: int, lanes: Sequence[str] | None = None) -> bool:
         """Prolong the lease from now; False if it is lost."""
@@ -89,13 +96,15 @@ class Heartbeat:
 
     async def run_recovery(self, every_s: float) -> None:
         """Look for lapsed agents, and now and then for kills whose notice got lost, until cancelled."""
-        rounds = 0
+        rounds = 0.0
         while True:
             await self.inherit()
-            rounds += 1
-            if rounds % SWEEP_ROUNDS == 0:
+            looks = spread(SELDOM) if self._recovery.others >= MANY else 1.0
+            rounds += looks
+            if rounds >= SWEEP_ROUNDS:
+                rounds = 0.0
                 await self._sweep()
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(looks * every_s)
 
     async def beat(self) -> None:
         """Renew once."""

@@ -41,6 +41,7 @@ Cause = Literal[
     "lease",
     "shutdown",
     "drain",
+    "parked",
     "crowded",
     "exit",
     "policy",
@@ -152,6 +153,9 @@ def _forced(verdict: Verdict, cause: Cause) -> Ending:
             return Ending(State.FAILED, FailReason.SECRET_LEAKED, detail=detail)
         case "lease":
             return Ending(State.LOST, "lease", detail="the node could not renew its lease; the job was stopped first")
+        case "parked":
+            detail = "a person decides on a call of it; it goes on with its next attempt"
+            return Ending(State.LOST, "parked", *_codes(verdict), detail=detail)
         case "drain":
             return Ending(State.LOST, "drain", *_codes(verdict), detail="its node was drained, and its time was over")
         case "shutdown":

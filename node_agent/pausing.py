@@ -7,7 +7,7 @@ nothing of it runs, and never let one go on that somebody else still holds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -16,7 +16,6 @@ from node_agent.containment.errors import ContainmentError
 from node_agent.containment.freezing import Still
 from node_agent.records import Notary, Signed
 from node_agent.run import Run, Tree, now_ms
-from node_agent.telling import Desk
 from runner.wire.event import EventType
 from runner.wire.receipt import PauseReceipt
 from runner.wire.states import State
@@ -24,7 +23,11 @@ from runner.wire.states import State
 __all__ = ["Holder", "Order", "Pauser", "still_all"]
 
 #: Who holds a job. Each lifts its own hold alone, but for an operator, who lifts them all.
-Holder = Literal["operator", "owner", "disk", "approval", "budget", "watch", "loop", "drift"]
+Holder = Literal["operator", "owner", "disk", "approval", "budget", "watch", "loop", "drift", "signal"]
+#: Holds that a job can bring about: its time limit goes on, or it could keep its slot until its not_after.
+_TIMED: Final[frozenset[Holder]] = frozenset({"watch", "loop", "drift"})
+#: Stores an event in a job's own stream: job, attempt, type, detail.
+Told = Callable[[str, int, EventType, dict[str, str | int | float | bool]], object]
 #: How long a kill of many waits for the freeze that comes before it, in seconds: then it goes on without.
 KILL_FREEZE_S: Final = 0.25
 #: How long a pause waits for a claimed job to start, in seconds.
@@ -52,9 +55,11 @@ class Emits(Protocol):
 class Pauser:
     """Pauses for one boot."""
 
-    def __init__(self, notary: Notary, desk: Emits) -> None:
+    def __init__(self, notary: Notary, desk: Emits, told: Told | None = None) -> None:
+        """``told``: where pauses that jobs ordered are told, an event of the job's own stream."""
         self._notary = notary
         self._desk = desk
+        self._told = told
 
     async def carry_out(self, run: Run, order: Order, *, act: bool = True) -> PauseReceipt:
         """Carry out an order for one attempt and return the signed answer; without ``act`` only say how it stands."""
@@ -76,11 +81,13 @@ class Pauser:
         run.holders.add(order.holder)
         try:
             still = await tree.freeze(True)
+            await run.still(True)
         except ContainmentError:
             run.holders.discard(order.holder)
             return Still(False, 0, "none")
-        if first and not run.stopping:
+        if order.holder not in _TIMED and not run.stopping:
             self._stop_clock(run)
+        if first and not run.stopping:
             self._show(run, order, State.PAUSED, still)
         return still
 
@@ -94,6 +101,7 @@ class Pauser:
             return Still(False, 0, "none")
         with suppress(ContainmentError):
             still = await tree.freeze(False)
+            await run.still(False)
             if run.wall is not None:
                 run.wall.resume()
             if not run.stopping:
@@ -112,6 +120,10 @@ class Pauser:
         detail: dict[str, str | int | float | bool] = {"by": order.by, "reason": order.reason}
         if state is State.PAUSED:
             detail |= {"processes": still.processes, "method": still.method, "still": still.done}
+        if order.holder == "watch" and self._told is not None:
+            # What jobs can cause at will goes to the stream of the job that it hit (attack 32).
+            self._told(run.job_id, run.attempt, kind, detail)
+            return
         event = self._notary.event(kind, job=run.job_id, attempt=run.attempt, detail=detail)
         self._desk.emit(run.spec.tenant if run.spec is not None else None, event)
 

@@ -73,6 +73,8 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "per": ("tenant", "job", "key"),
     "on_ask": ("wait", "freeze", "requeue"),
 }
+#: What outlives an attempt below /mem: under the name of an agent.
+_KEPT: Final = ("/mem/episodic", "/mem/semantic", "/mem/procedural")
 _QUOTA: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}")
 #: Each use within the period is remembered by itself, so that no window ever holds more than the rule says.
 MAX_COUNT: Final = 10_000
@@ -189,6 +191,11 @@ def judge(calls: Calls, subject: Subject, action: str, resource: str, args: Mapp
     odd = _odd(resource)
     if odd:
         return Verdict("deny", "no rule", odd, calls.version)
+    if not calls.rules and not calls.listed:
+        missing = _ungranted(subject.spec, action, resource)
+        if missing:
+            return Verdict("deny", "no grant", f"this job was not granted {missing}", calls.version)
+        return Verdict("allow", "grants", "the job's grants cover it", calls.version)
     candidates = [rule for rule in calls.rules if _concerns(rule, subject, action, resource)]
     facts = _facts(subject, action, resource, args) if any(rule.when.parts for rule in candidates) else {}
     hit: dict[str, list[CallRule]] = {"deny": [], "ask": [], "allow": []}
@@ -296,7 +303,7 @@ def _ungranted(spec: JobSpec, action: str, resource: str) -> str:
         return "" if own or any(one.name == resource for one in grants.mail) else f"the mailbox {resource}"
     if noun == "file" and below(("/state",), resource):
         return "" if grants.state_bytes else "a /state"
-    if noun == "file" and below(("/mem",), resource):
+    if noun == "file" and below(_KEPT, resource):
         return "" if grants.agent else "an agent's name (/mem)"
     return ""
 

@@ -16,12 +16,13 @@ from node_agent.containment.plan import PROXY
 from node_agent.errors import EgressRefusedError
 from runner.wire.grants import Grants, NetGrant, SecretGrant
 
-__all__ = ["STAND_IN", "Sdk", "base_urls", "routes_of", "sdk_of"]
+__all__ = ["STAND_IN", "Sdk", "base_urls", "library_urls", "routes_of", "sdk_of"]
 
 #: What a job finds in the variable of a proxied secret's name; the egress process replaces it on the way.
 STAND_IN: Final = "ringfence-proxied"
 Sdk = Literal["openai", "anthropic", "generic"]
 
+_OWN: Final = f"http://{PROXY[0]}:{PROXY[1]}{ROUTES}"
 _HTTPS_PORTS: Final = frozenset({443, 8443})
 _DEFAULT_PORTS: Final = frozenset({80, 443})
 _ODD: Final = re.compile(r"[^A-Z0-9]+")
@@ -50,24 +51,28 @@ def routes_of(grants: Grants) -> tuple[Route, ...]:
     return tuple(found.values())
 
 
-def base_urls(grants: Grants, sdks: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that name a job's routes: RINGFENCE_URL_… for each, and what known libraries read.
-
-    ``sdks``: for which library the vault's rule says a secret is; others go by ``sdk_of``. The first secret of a kind
-    has its variables.
-    """
-    own = f"http://{PROXY[0]}:{PROXY[1]}{ROUTES}"
+def base_urls(grants: Grants) -> dict[str, str]:
+    """Return a variable for each route of a job, RINGFENCE_URL_…, with the route's base URL."""
+    found: dict[str, str] = {}
     try:
         routes = routes_of(grants)
     except EgressRefusedError:
         return {}  # the stage refuses this job
-    found: dict[str, str] = {}
     for route in routes:
-        found.setdefault(f"RINGFENCE_URL_{_ODD.sub('_', route.name.upper()).strip('_')}", own + route.name)
+        found.setdefault(f"RINGFENCE_URL_{_ODD.sub('_', route.name.upper()).strip('_')}", _OWN + route.name)
+    return found
+
+
+def library_urls(grants: Grants, sdks: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what known libraries read: the base URL of the first secret of their kind, and a stand-in for its key.
+
+    ``sdks``: for which library the vault's rule says a secret is; others go by ``sdk_of``.
+    """
+    found: dict[str, str] = {}
     for secret in _proxied(grants):
         sdk = (sdks or {}).get(secret.name) or sdk_of(secret)
         for variable, path in _SDK_URLS.get(sdk, ()):
-            found.setdefault(variable, own + secret.name + path)
+            found.setdefault(variable, _OWN + secret.name + path)
         if sdk in _SDK_KEYS:
             found.setdefault(_SDK_KEYS[sdk], STAND_IN)
     return found

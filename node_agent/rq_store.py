@@ -108,6 +108,11 @@ class Store:
         """Whether the last sweep looked at every waiting job of its lanes; else call it again."""
         return self._swept
 
+    @property
+    def others(self) -> int:
+        """How many leases of other agent starts the last `recover` showed."""
+        return len(self._seen)
+
     def worker_name(self, slot: int) -> str:
         """Return RQ's name of a slot: NODE.BOOT6.SLOT."""
         return f"{self._node}.{self._boot[:_BOOT_CHARS]}.{slot}"
@@ -265,7 +270,6 @@ class Store:
         """Take waiting jobs that a kill hits, to end them: of the lanes, in ``jobs``, or removed by a kill earlier.
 
         ``serves``: the lanes whose jobs this node may sign for; None: all.
-
         One call looks at a window of each lane and the next goes on from there, until ``swept``.
         """
         keys = self._keys

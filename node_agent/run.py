@@ -140,6 +140,11 @@ class Run:
     #: What else runs for the attempt outside its sandbox and dies with it: its tool calls.
     helpers: set[Helper] = field(default_factory=set)
     wall: WallTime | None = None
+    #: In how many milliseconds a parked job comes back without a decision (kernel/parking.py); how many attempts
+    #: operators' words allowed beside those that were signed; whether one that it waited for never came.
+    parked_ms: int = 0
+    parks: int = 0
+    undecided: bool = False
     #: Shows a state of the running attempt in the store.
     show: Callable[[State], None] | None = None
     _grace: asyncio.TimerHandle | None = None
@@ -195,6 +200,11 @@ class Run:
         self.tree = tree
         if self.cause:
             self._hard()
+
+    async def still(self, frozen: bool) -> None:
+        """Let nothing that runs for the attempt elsewhere run, or let it go on."""
+        for helper in tuple(self.helpers):
+            await helper.freeze(frozen)
 
     async def unhelped(self) -> None:
         """Kill what runs for the attempt elsewhere, and wait until none of it is left."""

@@ -8,8 +8,9 @@ Called by the supervisor, which carries claims out on top of it, the dispatcher 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from node_agent import endings, lifecycle
@@ -42,6 +43,8 @@ from runner.wire.spec import JobSpec
 from runner.wire.states import NODE_LOST, POISON, RefuseReason, State
 
 __all__ = ["Desk", "Runs", "Tools"]
+
+log = logging.getLogger(__name__)
 
 #: As turn.lua counts.
 _CRASHES: Final = 3
@@ -198,9 +201,17 @@ class Runs:
         if reply.result == "done" and finish.state is State.KILLED and run.spec is not None and self.family is not None:
             self.family.killed(run.spec)
         if reply.result == "done" and run.spec is not None and run.started_at_ms is not None:
-            self._tools.ledger.ended(run.spec.nonce, finish.claim.attempt, run.spec.not_after_ms)
+            self._ended(run.spec, finish.claim.attempt)
         if not run.acknowledged.done():
             run.acknowledged.set_result(reply.result == "done")
+
+    def _ended(self, spec: JobSpec, attempt: int) -> None:
+        try:
+            self._tools.ledger.ended(spec.nonce, attempt, spec.not_after_ms)
+        except OSError as error:
+            # The attempt stays one that was started: whoever hands it out again is told that it is lost.
+            log.warning("the ledger can't be written", extra={"error": str(error)})
+            self._tools.no_room()
 
     def _overruled(self, run: Run, ending: Ending, evidence: Evidence) -> Ending:
         """A kill that came while its attempt ended by itself still wins over the next one: the job was killed."""
@@ -282,6 +293,11 @@ class Runs:
             return False
         return True
 
+    async def _parked(self, claim: Claim, run: Run) -> None:
+        """Look how many attempts operators' words allow; a first attempt needs none."""
+        if claim.attempt > 1 and self._tools.kernel is not None:
+            await self._tools.kernel.parks(run)
+
     def _admit(self, claim: Claim, run: Run) -> Admitted | Denial:
         """Judge the received bytes; fill in what the signed envelope says; record a refusal."""
         decision = self._judge(claim, run)
@@ -299,6 +315,7 @@ class Runs:
             return Denial(RefuseReason.BAD_HASH, f"the stored job was refused: {error}")
         signed = (data.envelope, data.signature)
         offer = Offer(claim.job, claim.lane, claim.attempt, *signed, claim.flow, data.occurrence, data.links)
+        offer = replace(offer, parks=run.parks, undecided=run.undecided) if run.parks or run.undecided else offer
         decision = admit(offer, self._tools.rules, self._tools.ledger.look, now_ms())
         run.spec = decision.spec
         run.signer = decision.signer if isinstance(decision, Admitted) else ""

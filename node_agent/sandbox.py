@@ -12,7 +12,7 @@ from typing import Literal
 
 from node_agent.containment.plan import DOORS, PROXY, Level, Mount, Plan, Profile
 from node_agent.containment.reused import Terms
-from node_agent.routes import STAND_IN, base_urls
+from node_agent.routes import STAND_IN, base_urls, library_urls
 from runner.wire import codec, ids
 from runner.wire.grants import NetGrant
 from runner.wire.spec import JobSpec
@@ -81,13 +81,15 @@ def payload_of(spec: JobSpec, attempt: int, authority: str = "", sdks: Mapping[s
     ``authority``: the certificate that the job's TLS clients are to trust for the hosts of its proxied secrets.
     ``sdks``: which library the vault's rules say a secret is for.
     """
-    found = {**proxy_environment(spec.grants.reach), **base_urls(spec.grants, sdks), **_stand_ins(spec)}
+    found = {**proxy_environment(spec.grants.reach), **library_urls(spec.grants, sdks), **_stand_ins(spec)}
     payload: dict[str, object] = {
         "job": spec.id,
         "attempt": attempt,
         "tags": dict(spec.tags),
         "env": {**found, **dict(spec.env)},
     }
+    if urls := base_urls(spec.grants):
+        payload["urls"] = urls
     if authority:
         payload["ca"] = authority
     if spec.grants.secrets:

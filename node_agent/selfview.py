@@ -9,9 +9,8 @@ import os
 from collections.abc import Mapping
 
 from node_agent.containment.host import HostReport
-from node_agent.ground import enforcement
+from node_agent.ground import Ground, enforcement
 from node_agent.run import now_ms
-from node_agent.settings import AgentSettings
 from runner.wire import record
 from runner.wire.times import iso
 from runner.wire.view import NodeView
@@ -20,7 +19,7 @@ __all__ = ["described"]
 
 
 def described(
-    settings: AgentSettings,
+    ground: Ground,
     report: HostReport,
     *,
     hostname: str,
@@ -32,6 +31,7 @@ def described(
     egress: str,
 ) -> bytes:
     """Return it as canonical JSON. ``away``: the store did not answer the last time."""
+    settings = ground.settings
     return record.dumps(
         NodeView(
             name=settings.name,
@@ -47,6 +47,7 @@ def described(
             heartbeat_at=iso(now_ms()),
             redis="away" if away else "ok",
             free=dict(free),
+            policy=ground.policy.version,
             enforcement={**enforcement(report), "egress": egress},
         )
     )

@@ -371,7 +371,7 @@ class Session:
 
     def _describe(self) -> bytes:
         return described(
-            self._settings,
+            self._ground,
             self._report,
             hostname=self._hostname,
             boot=self.boot,

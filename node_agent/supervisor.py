@@ -91,6 +91,7 @@ class Supervisor(Runs):
     async def _attempt(self, claim: Claim, run: Run) -> Finish:
         tools = self._tools
         run.era = tools.era()
+        await self._parked(claim, run)
         admitted = self._admit(claim, run)
         if isinstance(admitted, Denial):
             return self._unstarted(claim, run, endings.denied(admitted))
@@ -165,15 +166,15 @@ class Supervisor(Runs):
         """See one attempt to its end; None if it was hurried, nothing of it ran and another one may be tried."""
         tools = self._tools
         run.begun(attempt)
-        channel = self._exchange.channel(run, spec, attempt)
-        attempt.verdict.add_done_callback(lambda _: channel.close())
+        plug = self._exchange.plug(run, spec, attempt)
+        attempt.verdict.add_done_callback(plug.close)
         capture = Capture(
             (attempt.stdout, attempt.stderr),
             lambda chunks: tools.desk.log(claim, chunks),
             limit_bytes=spec.limits.output_bytes or tools.defaults.output_bytes,
             on_limit=lambda: run.stop("output_limit"),
             watch=self._pipes,
-            on_listen=channel.listen,
+            on_listen=plug.listen,
         )
         timer = run.wall = WallTime(sandbox.timeout_of(spec, tools.defaults), lambda: run.stop("time_limit"))
         if staged.line is not None:
@@ -354,7 +355,7 @@ class Supervisor(Runs):
     ) -> tuple[Ending, Result | None]:
         if not run.cause and verdict.kind == "worker_died" and self._tools.era() != run.era:
             run.cause = "lease"
-        if run.cause == "drain" and not run.forced and verdict.kind == "exit" and verdict.code == 0:
+        if run.cause in ("drain", "parked") and not run.forced and verdict.kind == "exit" and verdict.code == 0:
             # Told to end, it did so by itself and says that all is done: its own word counts.
             run.cause = ""
         if run.cause == "exit" and run.exit_code is not None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from node_agent.dispatch import LOOK_S
-from node_agent.lanes import Lanes
+from node_agent.lanes import WINDOW, Lanes
 
 __all__ = ["Room", "WakeStore", "Wakeups"]
+
+#: How often the names of all lanes are read although their number is the same, in seconds.
+NAMES_S: Final = 10.0
 
 
 class WakeStore(Protocol):
@@ -52,15 +55,16 @@ class Wakeups:
         self._looked_s = clock()
 
     async def wait(self, idle: bool) -> None:
-        """Return when a lane got work, or about a second has passed, and look for new lanes once a second.
+        """Return when a lane got work, or about a second has passed, and look for new lanes now and then.
 
         ``idle``: whether to wait at all. Raises StoreAwayError.
         """
-        woken = await self._woken() if idle else None
-        if woken is not None:
-            self._lanes.woken = woken
-            if self._clock() - self._looked_s < LOOK_S:
-                return
+        self._lanes.woken = await self._woken() if idle else None
+        # The turn that follows tells of new lanes, too: it compares how many there are. Beyond a window some are
+        # forgotten while others come.
+        often = len(self._lanes.known) > WINDOW or not self._fit()
+        if self._clock() - self._looked_s < (LOOK_S if often else NAMES_S):
+            return
         self._lanes.refresh(await self._store.lanes())
         self._looked_s = self._clock()
 

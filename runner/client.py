@@ -259,7 +259,7 @@ class Client:
     def _put(self, name: str, keys: Sequence[str], args: Sequence[bytes]) -> Reply:
         """Run an enqueue's script on the short way; if that fails, once more as any other script, with its retries."""
         words = [b"EVALSHA", loader.load(name).sha.encode(), b"%d" % len(keys), *map(str.encode, keys), *args]
-        with self._asked():
+        with self._told():
             try:
                 return cast("Reply", self._line.call(packed(words)))
             except (ConnectionError, TimeoutError, NoScriptError):
@@ -296,6 +296,12 @@ class Client:
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[None]:
+        self._line.rest()
+        with self._told():
+            yield
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
         try:
             yield
         except RedisError as error:

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import redis
+from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection
 from redis.exceptions import ClusterDownError, ConnectionError, MovedError, ReadOnlyError, RedisError
+from redis.retry import Retry
 
 from runner.wire.cluster import ClusterUrl, owner_in, places_in, slot_of
 
@@ -36,7 +38,9 @@ class _Owner:
         self._places = cluster.places
         self._slot = slot_of(cluster.tag)
         self._tag = cluster.tag
-        self._options: dict[str, Any] = {**bounds, **cluster.login, **cluster.tls}
+        # Who asks again is the caller: here the next node is asked instead.
+        once = Retry(NoBackoff(), 0)
+        self._options: dict[str, Any] = {**bounds, **cluster.login, **cluster.tls, "retry": once}
         if cluster.tls:
             self._options["ssl"] = True
 

@@ -47,7 +47,8 @@ def refuse_inside(what: str) -> None:
     """Raise InsideJobError in a process of a job; ``what`` names the call."""
     if _current is not None or _MARK in os.environ:
         raise InsideJobError(
-            f"{what} does not work inside a job: jobs hold no key; return the work to the caller instead"
+            f"{what} does not work inside a job: jobs hold no key; start a child of the job (runner.inside.jobs, with "
+            "--spawn N), or return the work to the caller"
         )
 
 

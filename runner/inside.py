@@ -11,10 +11,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.guest import jobs, progress
+    from runner.guest import files, jobs, mail, policy, progress, signals, state, tools
     from runner.guest.calls import CallRefused, Session, call
 
-__all__ = ["CallRefused", "Session", "call", "jobs", "progress"]
+__all__ = ["CallRefused", "Session", "call", "files", "jobs", "mail", "policy", "progress", "signals", "state", "tools"]
 
 _CALLS = ("CallRefused", "Session", "call")
 

@@ -47,14 +47,22 @@ class Line:
         self._put_back(connection)
         return answer
 
+    def rest(self) -> None:
+        """Give idle connections back, before the pool opens others: a process that does one at a time needs one."""
+        while (connection := self._kept()) is not None:
+            self._pool.release(connection)
+
     def _take(self) -> Connection:
+        return self._kept() or self._pool.get_connection()
+
+    def _kept(self) -> Connection | None:
         if self._owner != os.getpid():
             # A fork shares the parent's connections: what one of them reads, the other misses.
             self._idle, self._owner = [], os.getpid()
         try:
             return self._idle.pop()
         except IndexError:
-            return self._pool.get_connection()
+            return None
 
     def _put_back(self, connection: Connection) -> None:
         if len(self._idle) < MOST_KEPT:

@@ -62,7 +62,14 @@ def view(client: Client, job_id: str, spec: JobSpec | None = None) -> JobView:
         waiting = _waited_for(client, spec or results.checked_spec(client, job_id))
     elif _text(found, "rf_state") == State.QUEUED:
         waiting = _waiting(client, job_id, results.lane_for(client, job_id, spec, found), spec)
-    return _job(job_id, found, outcome, value, waiting)
+    return replace(_job(job_id, found, outcome, value, waiting), parent=_parent(client, job_id))
+
+
+def _parent(client: Client, job_id: str) -> str | None:
+    """The job that started one, by its selectors: those of what stands above it, the topmost first."""
+    found = _text(client.fields(client.keys.job(job_id), ["rf_sel"]), "rf_sel")
+    above = [word.removeprefix("job:") for word in found.split("\n") if word.startswith("job:")]
+    return above[-1] if above and _is_job_id(above[-1]) else None
 
 
 def jobs(client: Client, tenant: str, limit: int = 100) -> list[JobView]:

@@ -62,7 +62,7 @@ def answer_ask(
             raise UsageError(f"{len(asked)} questions of {job} wait for a decision; {hint}")
         ask = asked[0].ask
     command = orders.command(op, Selector("job", job), None, reason=reason, ask=ask)
-    names = [client.keys.ask(job), client.keys.asks(tenant)]
+    names = [client.keys.ask(job), client.keys.asks(tenant), client.keys.due()]
     word, *rest = _written(client, command, names, form="ask", ask=ask, job=job)
     if word != "stored":
         return _local(command, job, "unknown" if word == "unknown" else "refused", _WHY[word])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import encodings.idna
+import gc
 import logging
 import os
 import resource
@@ -28,6 +29,7 @@ from broker.egress.dns import Resolver
 from broker.egress.door import BODY_BYTES, IDLE_S, REQUESTS, Caps
 from broker.egress.mask import Veil
 from broker.egress.service import Service
+from broker.egress.visit import HEAD_TIMEOUT_S
 from runner.wire import frames
 
 __all__ = ["main"]
@@ -50,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nameserver", action="append", default=[], metavar="ADDRESS:PORT")
     parser.add_argument("--hosts", type=Path, default=dns.HOSTS)
     parser.add_argument("--idle-s", type=float, default=IDLE_S)
+    parser.add_argument("--head-s", type=float, default=HEAD_TIMEOUT_S)
     parser.add_argument("--most", type=int)
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--body-bytes", type=int, default=BODY_BYTES)
@@ -64,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     servers = [(address, int(port)) for address, _, port in (word.rpartition(":") for word in given.nameserver)]
     resolver = Resolver(servers, hosts=given.hosts)
-    caps = Caps(idle_s=given.idle_s, requests=given.requests, body_bytes=given.body_bytes)
+    caps = Caps(idle_s=given.idle_s, requests=given.requests, body_bytes=given.body_bytes, head_s=given.head_s)
     # One job alone must not be able to use up what all share.
     most = given.most or max(caps.connections + 1, (min(hard, 1 << 16) - _SPARE) // _PER_CONNECTION)
     try:
@@ -73,6 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"ringfence: egress: a file of --ca is no bundle of certificates: {error}\n")
         return EX_CONFIG
     _rehearse()
+    # What is loaded by now stays: no collection has to look through it while a request waits.
+    gc.collect()
+    gc.freeze()
     asyncio.run(_serve(socket.socket(fileno=given.listener), given.uid, resolver, trust, given.hosts, caps, most))
     return 0
 

@@ -49,7 +49,8 @@ class Caps:
     """What one door serves at most.
 
     ``pending``: connections that have no destination yet. ``idle_s``: the longest silence. ``requests``: under way at
-    once. ``body_bytes``: of one request. The last two hold for requests that are read, not for tunnels.
+    once. ``body_bytes``: of one request. These two hold for requests that are read, not for tunnels. ``head_s``: the
+    longest wait for a head or a greeting.
     """
 
     connections: int = 64
@@ -57,6 +58,7 @@ class Caps:
     idle_s: float = IDLE_S
     requests: int = REQUESTS
     body_bytes: int = BODY_BYTES
+    head_s: float = HEAD_TIMEOUT_S
 
 
 @dataclass(slots=True)
@@ -211,12 +213,12 @@ class Door:
         near = await Streams.over(end)
         visit = Visit(
             near, self._rules, self._dial, self.usage, self._meter, self._gate, self._refused, self._listen,
-            self._own, self._trust, self._access,
+            self._own, self._trust, self._access, self._caps.head_s,
         )  # fmt: skip
         self._visits.add(visit)
         try:
             with suppress(EgressError, OSError, TimeoutError, asyncio.IncompleteReadError, h11.ProtocolError):
-                async with asyncio.timeout(HEAD_TIMEOUT_S):
+                async with asyncio.timeout(self._caps.head_s):
                     first = await near.reader.readexactly(1)
                 if first[0] == socks.VERSION:
                     await socks.serve(visit)

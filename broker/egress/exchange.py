@@ -63,7 +63,7 @@ async def _both(
         await far.send(server.send(h11.EndOfMessage()) or b"")
         await _download(visit, client, far, server, tally, mask)
         return
-    upload = asyncio.ensure_future(_upload(visit, client, far, server, first))
+    upload = asyncio.ensure_future(_upload(visit, client, far, server, first, tally))
     try:
         try:
             await _download(visit, client, far, server, tally, mask)
@@ -130,13 +130,16 @@ async def refuse(visit: Visit, client: h11.Connection, status: int, reason: str)
         )
 
 
-async def _upload(visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, event: object) -> None:
+async def _upload(
+    visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, event: object, tally: Tally
+) -> None:
     sent = 0
     while True:
         if event is h11.NEED_DATA:
             event = await follow(client, visit.side)
         if isinstance(event, h11.Data):
             visit.count_sent(len(event.data))
+            tally.sent(event.data)
             sent += len(event.data)
             try:
                 visit.gate.sized(sent, visit.body_bytes)
@@ -211,8 +214,12 @@ def _answer(event: h11.Response, mask: Mask | None) -> h11.Response:
         return h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
     if any(name == _ENCODING and value.strip().lower() not in (b"", b"identity") for name, value in headers):
         raise UnreachableError("the host compressed its answer although it was asked not to")
-    clean = [(name, mask.cover(value)) for name, value in headers if mask.cover(name) == name]
-    return h11.Response(status_code=event.status_code, headers=clean, reason=mask.cover(bytes(event.reason)))
+    reason = bytes(event.reason)
+    whole = b"\n".join((reason, *(part for header in headers for part in header)))
+    if mask.shows(whole):
+        headers = [(name, mask.cover(value)) for name, value in headers if mask.cover(name) == name]
+        reason = mask.cover(reason)
+    return h11.Response(status_code=event.status_code, headers=headers, reason=reason)
 
 
 async def _cut(visit: Visit, client: h11.Connection) -> None:

@@ -25,7 +25,7 @@ from broker.egress.mask import Mask
 from broker.egress.meter import Tally, models_path
 from broker.egress.rules import Destination
 from broker.egress.tls import Tls
-from broker.egress.visit import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, Visit
+from broker.egress.visit import MAX_HEAD_BYTES, Visit
 
 __all__ = ["Chain", "dressed", "one"]
 
@@ -111,7 +111,9 @@ async def _send(
                 (b"content-length", b"%d" % len(body)),
             ]
     server = chain.server
-    out = server.send(h11.Request(method=request.method, target=path, headers=headers)) or b""
+    # h11 has checked the job's headers as it read them, and the rule's text was checked when it was rendered.
+    target = path.encode("ascii", "backslashreplace")
+    out = server.send(h11.Request(method=request.method, target=target, headers=headers, _parsed=True)) or b""
     if body is not None:
         out += (server.send(h11.Data(data=body)) or b"") + (server.send(h11.EndOfMessage()) or b"")
     await chain.far.send(out)
@@ -165,7 +167,7 @@ async def _chain(visit: Visit, host: Destination) -> Chain:
     _, streams = await visit.reach(host.host, host.port)
     far = Tls(streams, visit.trust, host.host)
     try:
-        async with asyncio.timeout(HEAD_TIMEOUT_S):
+        async with asyncio.timeout(visit.head_s):
             await far.greet()
     except ssl.SSLError as error:
         visit.leave()

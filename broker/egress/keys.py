@@ -103,15 +103,17 @@ class Keys:
         number = self._next
         answer: asyncio.Future[dict[str, Json]] = self._loop.create_future()
         self._waiting[number] = answer
+        # Cheaper than a scope with a timeout, for each request.
+        alarm = self._loop.call_later(ANSWER_S, _late, answer)
         try:
             self._end.send(
                 codec.dump({"op": "use", "id": number, "host": str(host), "request": request, "empty": not self._held})
             )
-            async with asyncio.timeout(ANSWER_S):
-                reply = await answer
-        except (OSError, TimeoutError):
+            reply = await answer
+        except OSError:
             raise SecretRefusedError("unavailable") from None
         finally:
+            alarm.cancel()
             self._waiting.pop(number, None)
         if not reply.get("ok"):
             if reply.get("err") in _FINAL:
@@ -203,6 +205,11 @@ class Keys:
             self._forget()
         elif answer is not None and not answer.done():
             answer.set_result(record)
+
+
+def _late(answer: asyncio.Future[dict[str, Json]]) -> None:
+    if not answer.done():
+        answer.set_exception(SecretRefusedError("unavailable"))
 
 
 def _leave(held: Sequence[Held]) -> Leave:

@@ -39,12 +39,19 @@ class Veil:
     def whole(self, text: bytes) -> tuple[bytes, int]:
         """Return a text that is complete without the values, and how many there were."""
         found = 0
-        if any(core in text for core in self.cores):
+        if self.shows(text):
             for form, cover in self.covers.items():
                 found += (count := text.count(form))
                 if count:
                     text = text.replace(form, cover)
         return text, found
+
+    def shows(self, text: bytes) -> bool:
+        """Return whether a text holds one of the values."""
+        for core in self.cores:  # noqa: SIM110 - a generator would cost more than the search
+            if core in text:
+                return True
+        return False
 
 
 class Mask:
@@ -66,6 +73,10 @@ class Mask:
         """Return the rest of the stream."""
         kept, self._kept = self._kept, b""
         return kept
+
+    def shows(self, text: bytes) -> bool:
+        """Return whether a text has to be covered."""
+        return self._veil.shows(text)
 
     def cover(self, text: bytes) -> bytes:
         """Return a text without the values, apart from the stream."""

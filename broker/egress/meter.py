@@ -16,6 +16,7 @@ that was written to or read from a cache, which input_tokens leaves out).
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -70,7 +71,8 @@ class Usage:
 class Count:
     """What was used with one model ("": none was named). ``unknown``: answers of a model without an account.
 
-    ``unknown_bytes``: the size of those answers.
+    ``unknown_bytes``: the size of those answers. ``same``: how many equal requests to models came in a row, up to the
+    last one; 0: it was not as the one before.
     """
 
     requests: int = 0
@@ -78,6 +80,7 @@ class Count:
     tokens_out: int = 0
     unknown: int = 0
     unknown_bytes: int = 0
+    same: int = 0
 
     def add(self, other: Count) -> None:
         """Take another count in."""
@@ -86,6 +89,7 @@ class Count:
         self.tokens_out += other.tokens_out
         self.unknown += other.unknown
         self.unknown_bytes += other.unknown_bytes
+        self.same = max(self.same, other.same)
 
 
 def models_path(path: str) -> bool:
@@ -102,6 +106,7 @@ class Meter:
         self._open: dict[str, Count] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._told_s = 0.0
+        self._last, self._row = b"", 0
         self._loop = asyncio.get_running_loop()
 
     def count(self, model: str, count: Count) -> None:
@@ -116,6 +121,12 @@ class Meter:
         self._open.setdefault(model, Count()).add(count)
         if self._timer is None:
             self._timer = self._loop.call_at(max(self._told_s + REPORT_EVERY_S, self._loop.time()), self.flush)
+
+    def repeated(self, digest: bytes) -> int:
+        """Return how many equal requests to models have come in a row now; 0: this one is not as the one before."""
+        self._row = self._row + 1 if digest == self._last else 1
+        self._last = digest
+        return self._row if self._row > 1 else 0
 
     def flush(self) -> None:
         """Tell everything that is not told yet. Idempotent."""
@@ -145,6 +156,8 @@ class Tally:
         self._asks = method == b"POST"
         #: "": the path is none of a model's.
         self._place = found[1] if (found := _MODEL_PATHS.search(path)) is not None else ""
+        #: What is asked of a model, path and body: the same again and again is a loop (node_agent/kernel/loops.py).
+        self._asked = hashlib.sha256(path.encode("utf-8", "replace")) if self._asks and self._place else None
         self._reads = self._owed = False
         self._kept = b""
         self._tokens = (0, 0)
@@ -164,6 +177,11 @@ class Tally:
         self._owed = self._asks and status in _OK and (events or bool(self._place))
         # A stream of messages begins with one and ends with another; the rest is in an answer's last words.
         self._awaited = 2 if events and self._place == "messages" else 1
+
+    def sent(self, data: bytes) -> None:
+        """Look at a part of the request's body."""
+        if self._asked is not None:
+            self._asked.update(data)
 
     def feed(self, data: bytes) -> None:
         """Look at a part of an answer's body as the host sent it."""
@@ -198,6 +216,8 @@ class Tally:
         count = Count(1, *self._tokens)
         if self._spoiled or (self._owed and (not self._accounts or (self._accounts < self._awaited and not whole))):
             count.unknown, count.unknown_bytes = 1, self._bytes
+        if self._asked is not None:
+            count.same = self._meter.repeated(self._asked.digest())
         self._meter.count(self.model, count)
 
     def _take(self, account: dict[str, object]) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from broker.egress.errors import BadRequestError, EgressError
 from broker.egress.http import ended_here
 from broker.egress.rules import canonical
-from broker.egress.visit import HEAD_TIMEOUT_S, Visit
+from broker.egress.visit import Visit
 
 __all__ = ["VERSION", "serve"]
 
@@ -30,7 +30,7 @@ async def serve(visit: Visit) -> None:
     """Serve one client, whose first byte is read already, to its end."""
     near = visit.near
     try:
-        async with asyncio.timeout(HEAD_TIMEOUT_S):
+        async with asyncio.timeout(visit.head_s):
             host, port = await _asked(visit)
         wanted = canonical(host, port)
         if wanted in visit.rules.keyed:

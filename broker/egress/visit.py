@@ -51,6 +51,8 @@ class Visit:
     trust: ssl.SSLContext | None = None
     #: For a job with proxied secrets.
     access: Access | None = None
+    #: Longest wait for the rest of a head, in seconds.
+    head_s: float = HEAD_TIMEOUT_S
     pending: bool = True
     #: The job's TLS session with the host of a secret that ends here, if this visit is in one, and that host.
     inside: tuple[Side, Destination] | None = None
@@ -149,7 +151,7 @@ class Visit:
 
     async def _greeted(self, guard: hello.Guard, data: bytes) -> bytes:
         """Return the client's first bytes, when its greeting is whole and passed."""
-        async with asyncio.timeout(HEAD_TIMEOUT_S):
+        async with asyncio.timeout(self.head_s):
             out = guard.feed(data)
             while not guard.greeted:
                 more = await self.near.reader.read(CHUNK_BYTES)

@@ -21,7 +21,8 @@ from typing import Final, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from node_agent.kernel.recorder import Field, Recorder
+from node_agent.kernel.recorder import Recorder
+from node_agent.kernel.recordlines import Field
 from node_agent.records import Notary, Signed
 from runner.wire import flight, record
 from runner.wire.envelope import Domain
@@ -38,7 +39,8 @@ log = logging.getLogger(__name__)
 SYNC_S: Final = 1.0
 #: Less of the disk free than this, and the node warns: the record's reserve is for emergencies.
 LOW: Final = 0.10
-_STORE_S: Final = 2.0
+#: How long the store may take.
+STORE_S: Final = 2.0
 _MAX_HEAD_BYTES: Final = 1024
 
 
@@ -54,11 +56,12 @@ class Anchors:
         emit: Callable[[str | None, Signed], None],
         *,
         every_s: float = flight.ANCHOR_S,
+        store_s: float = STORE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recorder, self._redis, self._notary, self._emit = recorder, redis, notary, emit
         self._key = keys.anchor(notary.node)
-        self._every_s, self._clock = every_s, clock
+        self._every_s, self._store_s, self._clock = every_s, store_s, clock
         self._anchored_s = clock()
         #: Lines up to the last anchor, its own line included.
         self._upto = 0
@@ -106,14 +109,14 @@ class Anchors:
     async def stop(self) -> None:
         """Put everything on disk and anchor it; a store that hangs holds this up for a moment only."""
         self._recorder.note("record.stopping")
-        if await self._sync(_STORE_S):
+        if await self._sync(STORE_S):
             await self.anchor()
-            await self._sync(_STORE_S)
+            await self._sync(STORE_S)
 
     async def compare(self) -> None:
         """Compare the end that was found on disk with the last anchor: what is missing is told at once."""
         try:
-            async with asyncio.timeout(_STORE_S):
+            async with asyncio.timeout(self._store_s):
                 rows = await self._redis.xrevrange(self._key, count=1)
         except (RedisError, TimeoutError):
             return
@@ -131,7 +134,7 @@ class Anchors:
         """Add an anchor; return its id there, and how many the stream has ever taken, by the store's own count."""
         oldest_ms = time.time_ns() // 1_000_000 - int(flight.KEEP_ANCHORS_S * 1000)
         try:
-            async with asyncio.timeout(_STORE_S):
+            async with asyncio.timeout(self._store_s):
                 entry = await self._redis.xadd(self._key, {"head": payload, "sig": signature}, minid=f"{oldest_ms}-0")
                 facts = await self._redis.xinfo_stream(self._key)
         except (RedisError, TimeoutError) as error:

@@ -6,6 +6,7 @@ without a word that a key with the right to operate signed for exactly this ques
 
     wait      the call waits a while, then it is answered PENDING: the job goes on, and asks again
     freeze    nothing of the job runs until there is an answer
+    requeue   the attempt ends and gives its slot free; the next one makes the same call (parking.py)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Final
 
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
+from node_agent.kernel.parking import Parking
 from node_agent.kernel.storecalls import StoreCalls, text_of
 from node_agent.kernel.words import Words
 from node_agent.pausing import Order, Pauser
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 #: Most questions of one job, ever; and most that one attempt waits for at a time.
 MOST: Final = 64
 MOST_WAITING: Final = 8
+#: Most questions of one attempt that the tenant's stream of events hears of.
+MOST_LOUD: Final = 4
 #: How long an answer is kept after the time to decide was over, in milliseconds.
 KEEP_MS: Final = 7 * 86_400_000
 #: How often an answer is looked for, and how long a call waits for one before it is PENDING, in seconds.
@@ -49,12 +53,16 @@ WAIT_S: Final = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Where the words about approvals go. ``reply``: answers a command, as Mail.paused does."""
+    """Where the words about approvals go. ``reply``: answers a command, as Mail.paused does.
+
+    ``told``: an event of the job's own stream, for what a job can cause at will.
+    """
 
     notary: Notary
     emit: Callable[[str | None, Signed], None]
     reply: Callable[[PauseReceipt], None]
     record: Callable[..., None]
+    told: Callable[[str, int, EventType, dict[str, str | int | float | bool]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +95,13 @@ class Approvals:
         words: Words,
         desk: Desk,
         pauser: Pauser,
+        parking: Parking,
         *,
         look_s: float = LOOK_S,
         wait_s: float = WAIT_S,
     ) -> None:
         self._calls, self._words, self._desk, self._pauser = calls, words, desk, pauser
+        self._parking = parking
         self._look_s, self._wait_s = look_s, wait_s
         self._waiting: dict[str, int] = {}
         #: Commands that were answered, and questions whose time was said to be over.
@@ -125,6 +135,9 @@ class Approvals:
         if stand.is_new:
             self._tell_asked(caller, action, resource, verdict, f"{base}.{stand.era}")
         if stand.word is None and stand.left_s > 0:
+            if ask.how == "requeue" and not caller.spec.at_most_once:
+                self._parking.park(caller.run, stand.left_s)
+                raise CallError(ErrorCode.PENDING, "a person has to decide; the job goes on with its next attempt")
             stand = await self._awaited(caller, base, text, ask)
         return self._answer(caller, base, action, resource, stand)
 
@@ -176,12 +189,18 @@ class Approvals:
         if count >= MOST_WAITING:
             raise CallError(ErrorCode.PENDING, f"{count} calls of this job wait for a person already; ask again")
         self._waiting[caller.attempt] = count + 1
-        frozen = ask.how == "freeze"
+        # A job that runs at most once has no next attempt to go on with: it stands still.
+        frozen = ask.how != "wait"
+        # A cancellation alone may get lost on its way through the store's client (cancelling.py).
+        gone = asyncio.Event()
+        caller.closing.append(gone.set)
         try:
             if frozen:
                 await self._freeze(caller.run, "pause", "waits for a person's decision")
-            return await self._polled(caller, base, text, ask, None if frozen else self._wait_s)
+            return await self._polled(caller, base, text, ask, None if frozen else self._wait_s, gone)
         finally:
+            if gone.set in caller.closing:
+                caller.closing.remove(gone.set)
             if caller.attempt in self._waiting:
                 self._waiting[caller.attempt] -= 1
             if frozen:
@@ -191,7 +210,9 @@ class Approvals:
                 task.add_done_callback(self._lifting.discard)
                 await asyncio.shield(task)
 
-    async def _polled(self, caller: Caller, base: str, text: str, ask: Ask, longest_s: float | None) -> _Stand:
+    async def _polled(
+        self, caller: Caller, base: str, text: str, ask: Ask, longest_s: float | None, gone: asyncio.Event
+    ) -> _Stand:
         loop = asyncio.get_running_loop()
         until_s = None if longest_s is None else loop.time() + longest_s
         while True:
@@ -204,7 +225,7 @@ class Approvals:
             else:
                 if stand.word is not None or stand.left_s <= 0:
                     return stand
-            if caller.run.stopping:
+            if caller.run.stopping or caller.run.proved.done() or gone.is_set():
                 raise CallError(ErrorCode.ENDED, "this attempt ends")
             if until_s is not None and loop.time() >= until_s:
                 raise CallError(ErrorCode.PENDING, "a person has to decide; ask again")
@@ -243,19 +264,22 @@ class Approvals:
 
     def _tell_asked(self, caller: Caller, action: str, resource: str, verdict: Verdict, question: str) -> None:
         self._desk.record("ask", caller.attempt, action=action, resource=resource, rule=verdict.rule, ask=question)
-        self._tell(
-            EventType.JOB_ASKED,
-            caller,
-            {"ask": question, "action": action, "resource": resource[:256], "rule": verdict.rule},
-        )
+        detail = {"ask": question, "action": action, "resource": resource[:256], "rule": verdict.rule}
+        asked = self._told.setdefault(caller.attempt, set())
+        asked.add(f"asked {question}")
+        # The tenant's stream hears of a few: a job may ask as it likes, and must push nothing out of it (attack 32).
+        self._tell(EventType.JOB_ASKED, caller, detail, loud=len(asked) <= MOST_LOUD)
 
     def _tell_answered(self, caller: Caller, action: str, resource: str, question: str, outcome: str, by: str) -> None:
         self._desk.record("answer", caller.attempt, action=action, ask=question, outcome=outcome, by=by)
         detail = {"ask": question, "action": action, "resource": resource[:256], "outcome": outcome, "by": by}
-        self._tell(EventType.JOB_ANSWERED, caller, detail)
+        self._tell(EventType.JOB_ANSWERED, caller, detail, loud=bool(by))
 
-    def _tell(self, kind: EventType, caller: Caller, detail: dict[str, str]) -> None:
+    def _tell(self, kind: EventType, caller: Caller, detail: dict[str, str], *, loud: bool) -> None:
         facts: dict[str, str | int | float | bool] = {**detail}
+        if not loud:
+            self._desk.told(caller.job, caller.run.attempt, kind, facts)
+            return
         event = self._desk.notary.event(kind, job=caller.job, attempt=caller.run.attempt, detail=facts)
         self._desk.emit(caller.tenant, event)
 

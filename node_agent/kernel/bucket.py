@@ -30,6 +30,10 @@ class Bucket:
         self._left -= count
         return True
 
+    def charge(self, count: float) -> None:
+        """Take more, whether it is there or not: what something has cost is known only afterwards."""
+        self._left -= count
+
     def wait_s(self, count: float = 20.0) -> float:
         """Return in how many seconds there will be ``count`` (at most the burst)."""
         return max(0.0, min(count, self._burst) - self._left) / self._per_s

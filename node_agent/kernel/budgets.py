@@ -76,6 +76,8 @@ class Budgets:
         self._prices = prices or Prices()
         self._step_s = step_s
         self._clock = clock or asyncio.get_running_loop().time
+        #: Tells the processes of a job that listen (signal BUDGET), before it stands still.
+        self.notify: Callable[[Run, str], None] = lambda _run, _why: None
         self._accounts: dict[tuple[str, str], Account] = {}
         self._by_attempt: dict[str, tuple[Account, Member]] = {}
         self._stirred = asyncio.Event()
@@ -229,14 +231,17 @@ class Budgets:
             log.exception("a budget can't be looked after", extra={"key": account.key})
 
     async def _judge(self, account: Account) -> None:
+        """Hold, end or let go on first; what can't be written down or told must not let a job run on."""
         for member in tuple(account.members.values()):
             over = account.over(member.budget)
-            if over is not None:
-                await self._tell_hit(account, member, over)
             if not member.busy and not member.run.stopping and not member.waits:
                 self._act(account, member, over)
             elif member.waits and over is not None and self._ends(account, member):
                 self._kill(account, member, over)
+        for member in tuple(account.members.values()):
+            over = account.over(member.budget)
+            if over is not None:
+                await self._tell_hit(account, member, over)
         self._answer(account)
 
     def _act(self, account: Account, member: Member, over: Over | None) -> None:
@@ -264,6 +269,8 @@ class Budgets:
 
     async def _carry_out(self, account: Account, member: Member, op: str, reason: str) -> None:
         order = Order("pause" if op == "pause" else "resume", "budget", reason=reason, by=self._by)
+        if op == "pause":
+            self.notify(member.run, reason)
         try:
             receipt = await self._pauser.carry_out(member.run, order)
             if op == "pause" and receipt.outcome == "refused" and not member.run.stopping:

@@ -28,11 +28,13 @@ from runner.wire.frames import Op
 from runner.wire.grants import Grants
 from runner.wire.spec import JobSpec
 
-__all__ = ["BURST", "CALLS_PER_S", "Channel", "Exchange", "Talker"]
+__all__ = ["BURST", "CALLS_PER_S", "Channel", "Exchange", "Plug", "Talker"]
 
 #: How many calls an attempt may make; what is over it waits unread.
 CALLS_PER_S: Final = 2000.0
 BURST: Final = 500.0
+#: Processor time that counts as one call; what takes longer counts as several, so that no job gets more of the loop.
+CALL_S: Final = 100e-6
 #: How many sessions an attempt may ask for.
 OPENS_PER_S: Final = 50.0
 _OPENS_BURST: Final = 32.0
@@ -76,12 +78,42 @@ class Exchange:
         self.clock = clock
         self.rota = Rota()
 
-    def channel(self, run: Run, spec: JobSpec, attempt: Talker) -> Channel:
-        """Return the channel of an attempt that is about to run; ``close`` it at its end."""
-        found = Channel(self, run, spec, attempt)
-        if self.desk is not None and (found.eager or attempt.listens_itself()):
+    def plug(self, run: Run, spec: JobSpec, attempt: Talker) -> Plug:
+        """Return what stands for the channel of an attempt that is about to run; ``close`` it at its end."""
+        found = Plug(self, run, spec, attempt)
+        if self.desk is not None and (attempt.listens_itself() or _asks_for_calls(spec.grants)):
             found.listen()
         return found
+
+    def channel(self, run: Run, spec: JobSpec, attempt: Talker) -> Channel:
+        """Return the channel of an attempt; ``close`` it at its end."""
+        return Channel(self, run, spec, attempt)
+
+
+class Plug:
+    """An attempt's channel once there is something to hear; before that nothing but this object."""
+
+    __slots__ = ("_attempt", "_channel", "_closed", "_exchange", "_run", "_spec")
+
+    def __init__(self, exchange: Exchange, run: Run, spec: JobSpec, attempt: Talker) -> None:
+        self._exchange = exchange
+        self._run = run
+        self._spec = spec
+        self._attempt = attempt
+        self._channel: Channel | None = None
+        self._closed = False
+
+    def listen(self) -> None:
+        """Hear the attempt from now on. Idempotent."""
+        if self._channel is None and not self._closed and self._exchange.desk is not None:
+            self._channel = self._exchange.channel(self._run, self._spec, self._attempt)
+            self._channel.listen()
+
+    def close(self, _: object = None) -> None:
+        """End every session: the attempt is over. Idempotent; takes the future that it may be called by."""
+        self._closed = True
+        if self._channel is not None:
+            self._channel.close()
 
 
 class Channel:
@@ -117,13 +149,6 @@ class Channel:
         self._first: Caller | None = None
         self._made = self._told = 0
         self._listening = self._running = self._closed = False
-
-    @property
-    def eager(self) -> bool:
-        """Whether the job was granted what it can only use by calls."""
-        grants: Grants = self._spec.grants
-        asked = (grants.mail, grants.tools, grants.watch, grants.agent, grants.state_bytes, grants.spawn)
-        return any(asked)
 
     def listen(self) -> None:
         """Hear the attempt from now on. Idempotent."""
@@ -170,6 +195,11 @@ class Channel:
         detail: dict[str, str | int | float | bool] = {"what": what}
         desk.around.told(self._spec.id, self._run.attempt, EventType.CHANNEL_VIOLATION, detail)
 
+    def charge(self, calls: float) -> None:
+        """Something costs as much as so many calls."""
+        if self._bucket is not None:
+            self._bucket.charge(calls)
+
     def step(self) -> bool:
         """Handle one call of one session; without a call left in the bucket, all of them wait unread."""
         if self._bucket is None or self._closed:
@@ -179,8 +209,11 @@ class Channel:
             return False
         if self._ready:
             session = self._ready.popleft()
+            began_s = time.thread_time()
             if session.step():
                 self._ready.append(session)
+            # Some calls take longer to read than others to carry out: what counts is the loop's time.
+            self._bucket.charge(max(0.0, (time.thread_time() - began_s) / CALL_S - 1))
         return bool(self._ready)
 
     def _rest(self, wait_s: float) -> None:
@@ -225,9 +258,9 @@ class Channel:
 
     def _end(self, word: bytes) -> None:
         self._stop_listening()
-        if not word:
-            return
-        self.violated("an unknown word on the channel")
+        if word:
+            self.violated("an unknown word on the channel")
+        # Who asks from now on is told at once that nobody answers.
         try:  # noqa: SIM105 - the hot path's module does without contextlib
             self._attempt.channel.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -279,6 +312,12 @@ class Channel:
             self._attempt.channel.send(word, socket.MSG_DONTWAIT)
         except OSError:
             pass
+
+
+def _asks_for_calls(grants: Grants) -> bool:
+    """Whether a job was granted what it can only use by calls."""
+    asked = grants.mail or grants.tools or grants.watch or grants.agent or grants.state_bytes or grants.spawn
+    return bool(asked)
 
 
 def _deaf(_: object) -> bool:

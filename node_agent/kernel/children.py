@@ -97,6 +97,8 @@ class _Line:
     found: JobData
     origin: Origin
     next: int
+    #: Children by name: a job that asks again and again costs nothing more.
+    names: dict[str, str] = field(default_factory=dict)
 
 
 class Children:
@@ -107,7 +109,8 @@ class Children:
         self._redis = around.redis
         self._keys = around.keys
         self._lines: dict[str, _Line] = {}
-        self._mine: dict[str, set[str]] = {}
+        #: By attempt: the jobs that are known to be below it, and the hash of what makes each; "" if unknown.
+        self._mine: dict[str, dict[str, str]] = {}
         self._watch = EndWatch(around.redis, around.keys)
         around.ending.append(self._forget)
         around.stopping.append(self._watch.stop)
@@ -168,6 +171,8 @@ class Children:
         if ask.name:
             _checked(ids.check_name, ask.name, "name")
         line = await self._line(caller)
+        if ask.name in line.names:
+            return {"job": line.names[ask.name], "known": True}
         for _ in range(_TRIES):
             _alive(caller)
             child = self._asked(caller, ask, line)
@@ -220,7 +225,8 @@ class Children:
             raise CallError(ErrorCode.TOO_LARGE, f"a child is asked for in at most {derived.MAX_CHILD_BYTES} bytes")
         notary, found, keys = self._around.notary, line.found, self._keys
         link = Link(data, notary.signer.sign(Domain.CHILD, data), self._around.card)
-        packed = payload.pack(found.envelope, found.signature, found.occurrence, (*found.links, link))
+        made = replace(found, links=(*found.links, link))
+        packed = payload.pack(made.envelope, made.signature, made.occurrence, made.links)
         row, now_ms = rows.row(spec, spec.not_before_ms), time.time_ns() // 1_000_000
         below = child.number + 1 + (spec.grants.spawn or 0)
         ttl_s = 7 * 86_400
@@ -245,18 +251,23 @@ class Children:
         try:
             await bounded(self._run("spawn", places, document, packed))
         except ResponseError as error:
-            return self._refused(caller, line, str(error))
+            return self._refused(caller, name, line, str(error))
         line.next = below
-        self._mine.setdefault(caller.attempt, set()).add(spec.id)
+        self._keep(caller, name, line, spec.id, made.sha256)
         return {"job": spec.id, "known": False}
 
-    def _refused(self, caller: Caller, line: _Line, error: str) -> Json | None:
+    def _keep(self, caller: Caller, name: str, line: _Line, job: str, digest: str) -> None:
+        if name:
+            line.names[name] = job
+        self._mine.setdefault(caller.attempt, {}).setdefault(job, digest)
+
+    def _refused(self, caller: Caller, name: str, line: _Line, error: str) -> Json | None:
         word, _, rest = error.partition(" ")
         if word == "NUMBER" and rest.isdigit():
             line.next = max(line.next, int(rest))
             return None
         if word == "KNOWN_CHILD":
-            self._mine.setdefault(caller.attempt, set()).add(rest)
+            self._keep(caller, name, line, rest, "")
             return {"job": rest, "known": True}
         if word == "ENDED":
             raise CallError(ErrorCode.ENDED, "this job, or one above it, is over or is being killed")
@@ -288,7 +299,7 @@ class Children:
     async def _wait(self, caller: Caller, ask: WaitAsk) -> Json:
         if not 0 <= ask.timeout_s <= MAX_WAIT_S:
             raise CallError(ErrorCode.BAD_REQUEST, f"timeout_s is 0 to {MAX_WAIT_S:g} seconds")
-        await self._own(caller, ask.job)
+        digest = await self._own(caller, ask.job)
         stored = cast("bytes | None", await bounded(self._redis.hget(self._keys.job(ask.job), "rf_state")))
         try:
             if (stored or b"").decode("utf-8", "replace") not in END_STATES:
@@ -300,7 +311,7 @@ class Children:
         ends = self._around.ends
         if ends is None:
             raise CallError(ErrorCode.FAULT, "this node can't verify how other jobs ended")
-        end = cast("Ended | str", await bounded(ends.end_of(ask.job, caller.tenant)))
+        end = cast("Ended | str", await bounded(ends.end_of(ask.job, caller.tenant, digest)))
         if isinstance(end, str):
             raise CallError(ErrorCode.FAULT, end)
         return _told(end)
@@ -314,17 +325,17 @@ class Children:
         number = int(attempt) if attempt is not None and attempt.isdigit() else 0
         return {"job": ask.job, "state": state.decode("utf-8", "replace"), "attempt": number}
 
-    async def _own(self, caller: Caller, job: str) -> None:
-        """Make sure that this job, or one that it started, started ``job``."""
-        mine = self._mine.setdefault(caller.attempt, set())
+    async def _own(self, caller: Caller, job: str) -> str:
+        """Make sure that this job, or one that it started, started ``job``; return the hash of that, "" if unknown."""
+        mine = self._mine.setdefault(caller.attempt, {})
         if job in mine:
-            return
+            return mine[job]
         _checked(ids.check_job_id, job)
         ends = self._around.ends
         spec = cast("JobSpec | None", await bounded(ends.known(job, caller.tenant))) if ends is not None else None
         if spec is None or caller.job not in spec.ancestors:
             raise CallError(ErrorCode.NOT_FOUND, f"this job has started no job {job}")
-        mine.add(job)
+        return mine.setdefault(job, "")
 
     async def _run(self, name: str, keys: list[str], document: dict[str, object], blob: bytes) -> object:
         script = loader.load(name)

@@ -21,6 +21,7 @@ from node_agent.kernel.table import Entry, table_of
 from node_agent.kernel.talk import Talk
 from node_agent.kernel.toolrun import ToolDesk
 from node_agent.kernel.vfs.files import Files
+from node_agent.run import Run
 
 __all__ = ["Desk", "parts_of"]
 
@@ -28,8 +29,10 @@ __all__ = ["Desk", "parts_of"]
 def parts_of(around: Around) -> tuple[Part, ...]:
     """Return every part of this version. A part that lives longer than a call hooks into around.starting, …"""
     spending = () if around.spending is None else (around.spending,)
-    parts = (Artifacts(around), Children(around), Files.on(around), PolicyPart(around), Progress(around))
-    return (*parts, ToolDesk(around), *Talk.on(around).parts, *spending)
+    tools = ToolDesk(around)
+    files = Files.on(around, tools.of)
+    parts = (Artifacts(around), Children(around), files, PolicyPart(around), Progress(around), tools)
+    return (*parts, *Talk.on(around).parts, *spending)
 
 
 class Desk:
@@ -54,10 +57,16 @@ class Desk:
         """The part that carries out operators' signals, too."""
         return next(part for part in self.parts if isinstance(part, Signals))
 
+    async def parks(self, run: Run) -> None:
+        """Note how many attempts of a job operators' words allowed beside those that were signed."""
+        await self.around.parks(run)
+
     def metered(self, told: Metered) -> None:
         """The egress process tells what an attempt took of a model."""
         if self.around.spending is not None:
             self.around.spending.metered(told)
+        for hear in self.around.metering:
+            hear(told)
 
     def ended(self, caller: Caller) -> None:
         """An attempt that had a session is over: each part forgets it."""

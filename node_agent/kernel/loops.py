@@ -27,10 +27,12 @@ _MOST_ATTEMPTS: Final = 4096
 
 @dataclass(slots=True)
 class _Trail:
-    """What one attempt did lately: (when, digest of what)."""
+    """What one attempt did lately. ``recent``: (when, digest of what)."""
 
     last: bytes = b""
     row: int = 0
+    #: Of the row that somebody else counts: where it was acted on.
+    acted: int = 0
     recent: deque[tuple[float, bytes]] = field(default_factory=lambda: deque(maxlen=_MOST))
 
 
@@ -63,12 +65,21 @@ class Loops:
             trail.recent.clear()
             await self._found(run, why)
 
-    async def row(self, run: Run, what: str, count: int) -> None:
-        """Somebody else counted ``count`` equal things in a row, told once for each further one or in steps."""
+    def counted(self, run: Run, what: str, count: int) -> Awaitable[None] | None:
+        """Somebody else counts equal things in a row, ``count`` by now (0: the last one was not as the one before).
+
+        Return what is to be awaited, if that is a loop.
+        """
+        attempt = ids.attempt_name(run.job_id, run.attempt)
+        if not count and attempt not in self._trails:
+            return None
         trail = self._trail(run)
-        if self._rule.in_row and count >= self._rule.in_row:
-            trail.row = 0
-            await self._found(run, f"{count} equal {what} in a row")
+        if count < trail.acted:
+            trail.acted = 0
+        if not self._rule.in_row or count - trail.acted < self._rule.in_row:
+            return None
+        trail.acted = count
+        return self._found(run, f"{count} equal {what} in a row")
 
     def ended(self, attempt: str) -> None:
         """An attempt is over."""

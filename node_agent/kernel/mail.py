@@ -17,15 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from redis.exceptions import RedisError
-
 from node_agent.cancelling import end_all
 from node_agent.kernel.bell import Bell, Ring
 from node_agent.kernel.bucket import Bucket
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.mailforms import Ask, Nothing, One, Receive, Reply, Send, letter_of, shown
-from node_agent.kernel.mailstore import Given, Handful, MailStore, Place
+from node_agent.kernel.mailstore import HOLD_MS, Given, Handful, MailStore, Place
 from node_agent.kernel.seals import Seals
 from node_agent.kernel.seams import Around
 from node_agent.kernel.table import Entry
@@ -45,16 +43,18 @@ MAX_WAIT_S: Final = 300.0
 #: Without a ring the box is looked at again so often: letters of a dead receiver ring nobody. In seconds.
 LOOK_S: Final = 5.0
 #: How often an attempt may send or ask for letters.
-PER_S: Final = 200.0
-BURST: Final = 400.0
+PER_S: Final = 50.0
+BURST: Final = 200.0
 #: Most letters that an attempt holds, and most calls of it that wait.
 MOST_HELD: Final = 256
 MOST_WAITING: Final = 64
 MOST_AT_ONCE: Final = 16
+#: Confirmations that are read at a time.
+_MOST_TASKS: Final = 256
 _KEEP: Final = "it comes again: somebody else has it, or will"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Held:
     """What an attempt holds: enough to acknowledge and to answer it."""
 
@@ -63,6 +63,7 @@ class _Held:
     sender: str
     answer: bool
     confirm: bool
+    until_s: float
 
 
 @dataclass(slots=True)
@@ -72,6 +73,7 @@ class _Desk:
     bucket: Bucket
     held: dict[tuple[str, str], _Held] = field(default_factory=dict)
     waiting: int = 0
+    over: bool = False
 
 
 class Mail:
@@ -111,13 +113,13 @@ class Mail:
                   "{letters: [{id, letter, from, attempt, at_ms, times, answer, body}], missed}", grant, False,
                   (full, away), _box),
             Entry("mail.ack", One, self._ack, "Say that the job is done with a letter: it never comes again.", "{}",
-                  grant, True, (gone, late, away), _box),
+                  grant, True, (gone, late, away), _box, late=True),
             Entry("mail.reply", Reply, self._reply, "Answer a letter and acknowledge it.", "{id}", grant, True,
-                  (*sends, gone, late), _box),
+                  (*sends, gone, late), _box, late=True),
             Entry("mail.keep", One, self._keep, "Hold a letter for another full time.", "{}", grant, False,
                   (gone, late, away), _box),
             Entry("mail.back", One, self._back, "Give a letter back: it comes again at once.", "{}", grant, True,
-                  (gone, away), _box),
+                  (gone, away), _box, late=True),
             Entry("mail.boxes", Nothing, self._boxes, "Count what the job's boxes hold.",
                   "[{box, mode, letters, held, dead, bytes, subscribers}]", grant, False, (away,)),
         )  # fmt: skip
@@ -125,6 +127,8 @@ class Mail:
     def ended(self, caller: Caller) -> None:
         """An attempt is over: what it held goes to whoever asks next."""
         desk = self._desks.pop(caller.attempt, None)
+        if desk is not None:
+            desk.over = True
         boxes: dict[str, list[tuple[str, int]]] = {}
         for (box, entry), held in desk.held.items() if desk is not None else ():
             boxes.setdefault(box, []).append((entry, held.times))
@@ -171,7 +175,9 @@ class Mail:
             await self._post(caller, letter)
             while True:
                 left_s = letter.until_ms / 1000 - now_ms() / 1000
-                found = await self._look(place, left_s, lambda wait: self._store.take(place, letter.id, wait=wait))
+                found = await self._look(
+                    desk, place, left_s, lambda wait: self._store.take(place, letter.id, wait=wait)
+                )
                 if not found.letters:
                     why = f"nobody answered in {asked.wait_s:g} s; a late answer comes to the job's own box {OWN_BOX}"
                     raise CallError(ErrorCode.TIMEOUT, why)
@@ -184,13 +190,18 @@ class Mail:
         if not 1 <= asked.count <= MOST_AT_ONCE:
             raise CallError(ErrorCode.BAD_REQUEST, f"count is 1 to {MOST_AT_ONCE}")
         desk = self._pay(caller)
+        if len(desk.held) >= MOST_HELD:
+            # Those whose time is over are somebody else's by now.
+            desk.held = {key: held for key, held in desk.held.items() if held.until_s > self._clock()}
         room = MOST_HELD - len(desk.held)
         if room <= 0:
             raise CallError(ErrorCode.QUOTA, f"this job holds {MOST_HELD} letters: acknowledge some, then ask again")
         count = min(asked.count, room)
         with _Waiting(desk, asked.wait_s):
-            found = await self._look(place, asked.wait_s, lambda wait: self._store.receive(place, count, wait=wait))
-        if self._desks.get(caller.attempt) is not desk:
+            found = await self._look(
+                desk, place, asked.wait_s, lambda wait: self._store.receive(place, count, wait=wait)
+            )
+        if desk.over:
             # The attempt ended while the store answered: nobody would ever acknowledge these.
             await self._give_back(place, [(given.id, given.times) for given in found.letters])
             raise CallError(ErrorCode.ENDED, "the attempt is over")
@@ -198,7 +209,8 @@ class Mail:
         for given in found.letters:
             letter = await self._opened(place, given)
             if letter is not None:
-                held = _Held(given.times, letter.id, letter.sender, letter.answer, letter.confirm)
+                until_s = self._clock() + HOLD_MS / 1000
+                held = _Held(given.times, letter.id, letter.sender, letter.answer, letter.confirm, until_s)
                 desk.held[place.box, given.id] = held
                 letters.append(shown(given, letter))
         return {"letters": letters, "missed": found.missed}
@@ -227,6 +239,7 @@ class Mail:
         if not await self._store.keep(place, asked.id, held.times):
             self._forget(caller, place, asked.id)
             raise CallError(ErrorCode.CONFLICT, _KEEP)
+        held.until_s = self._clock() + HOLD_MS / 1000
         return {}
 
     async def _back(self, caller: Caller, asked: One) -> Json:
@@ -303,10 +316,7 @@ class Mail:
         """Return a letter that a node signed for this very box; any other is put away."""
         # Its signature costs as much as some calls: the loop belongs to others in between (attack 41).
         await asyncio.sleep(0)
-        try:
-            letter = await self._seals.read(Letter, given.data, given.signature, place.tenant)
-        except RedisError as error:
-            raise CallError(ErrorCode.UNAVAILABLE, f"the store does not answer ({type(error).__name__})") from None
+        letter = await self._seals.read(Letter, given.data, given.signature, place.tenant)
         if letter is None or (letter.tenant, letter.box) != (place.tenant, place.box):
             log.warning("a letter that no node signed was put away", extra={"box": place.box, "entry": given.id})
             with suppress(CallError):
@@ -314,7 +324,9 @@ class Mail:
             return None
         return letter
 
-    async def _look(self, place: Place, wait_s: float, look: Callable[[bool], Awaitable[Handful]]) -> Handful:
+    async def _look(
+        self, desk: _Desk, place: Place, wait_s: float, look: Callable[[bool], Awaitable[Handful]]
+    ) -> Handful:
         """Look into a box until something is there or the time is over; between two looks a ring is waited for."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + wait_s
@@ -325,8 +337,9 @@ class Mail:
             self._stirred.setdefault(key, set()).add(stirred)
             try:
                 left_s = until_s - loop.time()
-                found = await look(left_s > 0)
-                if found.letters or left_s <= 0:
+                # A cancellation can get lost on its way (cancelling.py): whoever is over looks no more.
+                found = await look(left_s > 0 and not desk.over)
+                if found.letters or left_s <= 0 or desk.over:
                     return found
                 await asyncio.wait([stirred], timeout=min(left_s, self._look_s))
             finally:
@@ -341,7 +354,7 @@ class Mail:
                 stirred.set_result(None)
 
     def _taken(self, ring: Ring) -> None:
-        if self._confirms:
+        if self._confirms and len(self._tasks) < _MOST_TASKS:
             self._spawn(self._confirm(ring))
 
     async def _confirm(self, ring: Ring) -> None:
@@ -349,7 +362,7 @@ class Mail:
         try:
             tenant = str((codec.load(data, limit_bytes=MAX_DATA_BYTES) or {}).get("tenant", ""))  # type: ignore[union-attr]  # else caught
             taken = await self._seals.read(Taken, data, signature, tenant)
-        except (CodecError, AttributeError, RedisError):
+        except (CodecError, AttributeError, CallError):
             return
         waiter = self._confirms.get(taken.letter) if taken is not None else None
         if taken is not None and taken.tenant == tenant and waiter is not None and not waiter.done():

@@ -173,6 +173,8 @@ class _Walk:
         known = self._known
         if known.stream is None:
             return
+        if known.stream and not known.added:
+            self._report.unchecked.append("how many anchors the store has taken: before Redis 7 it does not count them")
         # One more may be of an agent that died before it could note it.
         if known.added > self._added + 1:
             more = known.added - self._added

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import base64
 import errno
-import json
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -26,30 +24,26 @@ from typing import Final, NoReturn
 from broker.vault.disk import FILE_MODE, FOLDER_MODE, Folder
 from broker.vault.errors import VaultError
 from broker.vault.reserve import Reserve
-from node_agent.kernel import segments
+from node_agent.kernel import recordlines, segments
 from node_agent.kernel.errors import CallError
+from node_agent.kernel.recordlines import Field
 from node_agent.kernel.segments import Segment
 from runner.signing import Signer, sealed_for
 from runner.wire import flight
 from runner.wire.calls import ErrorCode
 
-__all__ = ["ATTEMPT_BYTES", "ATTEMPT_BYTES_PER_S", "KEEP_BYTES", "SEGMENT_BYTES", "Field", "Recorder"]
+__all__ = ["ATTEMPT_BYTES", "ATTEMPT_BYTES_PER_S", "KEEP_BYTES", "SEGMENT_BYTES", "Recorder"]
 
 log = logging.getLogger(__name__)
 
-Field = str | int | float | bool | None
 #: A file is closed at this size, and the oldest are given up when all are larger than KEEP_BYTES.
 SEGMENT_BYTES: Final = 16 << 20
 KEEP_BYTES: Final = 2 << 30
 #: Room that one attempt has in the record at once, and what it gets back: no job can push the others' lines out of it.
 ATTEMPT_BYTES: Final = 16 << 20
 ATTEMPT_BYTES_PER_S: Final = 8 << 10
-#: Longest text of a field; where a line gets too long for all that, of each.
-_LONGEST: Final = 512
-_SHORTEST: Final = 60
-_MOST_INT: Final = 2**63
-_OWN: Final = frozenset({"n", "at_ms", "kind", "attempt"})
-_quote = json.encoder.encode_basestring_ascii
+#: Fields in which a job's own words may stand.
+_SAID: Final = frozenset({"resource", "why", "name", "host", "what", "note", "path", "reason"})
 
 
 class Recorder:
@@ -82,6 +76,8 @@ class Recorder:
         self.fault = ""
         #: Lines and bytes of this process, and lines that could not be written.
         self.lines = self.bytes = self.misses = 0
+        #: Attempts of jobs that hold values themselves.
+        self.veiled: set[str] = set()
         #: Called when what was written last should be on disk soon.
         self.hurry: Callable[[], None] = lambda: None
         self._fleet = fleet or signer.public
@@ -127,7 +123,7 @@ class Recorder:
             CallError: UNRECORDED: the line was not written, and nothing of it is left; SLOW_DOWN: the attempt has used
                 up its room. The action must not happen.
         """
-        self._append(kind, attempt, fields, bounded=bool(attempt))
+        self._append(kind, attempt, self.veil(attempt, fields), bounded=bool(attempt))
 
     def must(self, kind: str, attempt: str, fields: Mapping[str, Field]) -> None:
         """Write one line of what the node itself is about to do. Raises CallError(UNRECORDED): it must not happen."""
@@ -141,9 +137,19 @@ class Recorder:
             return False
         return True
 
+    def veil(self, attempt: str, fields: Mapping[str, Field]) -> Mapping[str, Field]:
+        """Return the fields without words of a job that was handed a secret's value, and could say it in them."""
+        if attempt not in self.veiled:
+            return fields
+        return {
+            name: recordlines.veiled(value) if name in _SAID and isinstance(value, str) else value
+            for name, value in fields.items()
+        }
+
     def forget(self, attempt: str) -> None:
         """The attempt is over."""
         self._rooms.pop(attempt, None)
+        self.veiled.discard(attempt)
 
     def heal(self) -> bool:
         """Open what is not open, and try to write if nothing could be; return whether the record takes lines."""
@@ -202,7 +208,7 @@ class Recorder:
                 held.close()
 
     def _append(self, kind: str, attempt: str, fields: Mapping[str, Field], *, bounded: bool) -> None:
-        body = _body(self._count + 1, self._clock() // 1_000_000, kind, attempt, fields)
+        body = recordlines.body(self._count + 1, self._clock() // 1_000_000, kind, attempt, fields)
         if bounded:
             self._take_room(attempt, len(body))
         if self._fd < 0 or self._torn:
@@ -311,7 +317,7 @@ class Recorder:
         }
         if self.fault:
             fields["fault"] = self.fault
-        body = _body(self._count + 1, self._clock() // 1_000_000, flight.OPENED, "", fields)
+        body = recordlines.body(self._count + 1, self._clock() // 1_000_000, flight.OPENED, "", fields)
         link = flight.linked(self._link, body)
         line = b"%b %b\n" % (body, flight.mac(seed, link).encode())
         fd = os.open(name, flags, FILE_MODE, dir_fd=self._folder.fd)
@@ -348,35 +354,3 @@ class Recorder:
             with suppress(OSError):
                 os.unlink(segments.name_of(oldest.number), dir_fd=self._folder.fd)
             del self._segments[0]
-
-
-def _body(number: int, at_ms: int, kind: str, attempt: str, fields: Mapping[str, Field]) -> bytes:
-    """Return a line's JSON; total: whatever is no plain value becomes one, whatever is too long is cut."""
-    body = _encoded(number, at_ms, kind, attempt, fields, _LONGEST)
-    if len(body) > flight.MAX_LINE_BYTES - 64:
-        body = _encoded(number, at_ms, kind, attempt, {name: fields[name] for name in [*fields][:24]}, _SHORTEST)
-    return body
-
-
-def _encoded(number: int, at_ms: int, kind: str, attempt: str, fields: Mapping[str, Field], longest: int) -> bytes:
-    parts = [f'{{"n":{number},"at_ms":{at_ms},"kind":{_quote(kind)},"attempt":{_quote(attempt)}']
-    for name, value in fields.items():
-        parts.append(f",{_quote(f'{name}_' if name in _OWN else name)}:{_value(value, longest)}")
-    parts.append("}")
-    return "".join(parts).encode("ascii")
-
-
-def _value(value: object, longest: int) -> str:
-    if isinstance(value, str):
-        if len(value) > longest:
-            value = f"{value[:longest]}…"
-        if longest == _SHORTEST and not (value.isascii() and value.isprintable()):
-            value = "".join(sign if " " <= sign <= "~" else "?" for sign in value)
-        return _quote(value)
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int):
-        return int.__repr__(value) if -_MOST_INT < value < _MOST_INT else '"a number out of range"'
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else "null"
-    return _quote(f"<{type(value).__name__}>")

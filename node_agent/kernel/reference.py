@@ -1,4 +1,4 @@
-"""docs/reference/kernel.md, made from the table of calls itself: what is not in the table can't be documented.
+"""Port: redis. docs/reference/kernel.md, made from the table of calls: what is not in it can't be documented.
 
 Called as ``python -m node_agent.kernel.reference`` (`make reference` writes what it prints) and by a test.
 Must never describe a call in words of its own.

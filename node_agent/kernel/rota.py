@@ -7,12 +7,15 @@ another attempt's call by more than one call of each, nor the loop by more than 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
 __all__ = ["SLICE_S", "Rota", "Turn"]
+
+log = logging.getLogger(__name__)
 
 #: Most of each turn of the loop that calls may take, in seconds.
 SLICE_S: Final = 0.001
@@ -46,7 +49,7 @@ class Rota:
             return
         began_s = self._clock()
         # If there is more, the poll tells so again.
-        turn.step()
+        self._stepped(turn)
         self._spent_s += self._clock() - began_s
 
     def leave(self, turn: Turn) -> None:
@@ -54,6 +57,14 @@ class Rota:
         if turn in self._in:
             self._in.discard(turn)
             self._line.remove(turn)
+
+    def _stepped(self, turn: Turn) -> bool:
+        """One member's fault must not keep the others from their turns."""
+        try:
+            return turn.step()
+        except Exception:
+            log.exception("a call could not be handled")
+            return False
 
     def _quiet(self) -> bool:
         """Whether less than half of the last moments went into calls."""
@@ -68,7 +79,7 @@ class Rota:
         while line:
             turn = line.popleft()
             self._in.discard(turn)
-            if turn.step() and turn not in self._in:
+            if self._stepped(turn) and turn not in self._in:
                 self._in.add(turn)
                 line.append(turn)
             if self._clock() >= until_s:

@@ -1,4 +1,4 @@
-"""Port: runner.signing. What nodes say to each other for their jobs: signed by one node, believed by another.
+"""Port: redis, runner.signing. What nodes say to each other for their jobs: signed by one node, believed by another.
 
 Called by mail and signals. Must never believe a record because of where it lay: only a node whose card, signed by the
 fleet's key, may serve the tenant speaks for the tenant's jobs, and only in its own name.
@@ -6,15 +6,21 @@ fleet's key, may serve the tenant speaks for the tenant's jobs, and only in its 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeVar
 
+from redis.exceptions import RedisError
+
+from node_agent.errors import StoreAwayError
+from node_agent.kernel.errors import CallError
 from node_agent.records import Notary
 from runner import signing
-from runner.wire import record
+from runner.wire import ids, record
+from runner.wire.calls import ErrorCode
 from runner.wire.card import NodeCard
 from runner.wire.envelope import Domain
-from runner.wire.errors import WireError
+from runner.wire.errors import GrammarError, WireError
 from runner.wire.letters import MAX_LETTER_BYTES
 from runner.wire.spec import JobSpec
 
@@ -22,6 +28,8 @@ __all__ = ["Peers", "Seals"]
 
 T = TypeVar("T", bound="_Named")
 _FORMS: Final = (False, True)
+#: Longest wait for the store, in seconds.
+WAIT_S: Final = 2.0
 
 
 class _Named(Protocol):
@@ -54,7 +62,7 @@ class Seals:
     async def read(self, kind: type[T], data: bytes, signature: str, tenant: str) -> T | None:
         """Return the record, None unless a node that may serve ``tenant`` signed it in its own name.
 
-        Raises RedisError: the cards could not be read.
+        Raises CallError(UNAVAILABLE): the cards could not be read.
         """
         card = await self.signer(Domain.MAIL, data, signature, tenant)
         try:
@@ -64,12 +72,34 @@ class Seals:
         return found if card is not None and found is not None and found.node == card.node else None
 
     async def signer(self, domain: Domain, data: bytes, signature: str, tenant: str) -> NodeCard | None:
-        """Return the card of the node that signed these bytes and may serve ``tenant``. Raises RedisError."""
+        """Return the card of the node that signed this and may serve ``tenant``. Raises CallError(UNAVAILABLE)."""
         label = signing.signer_of(signature)
         for fresh in _FORMS:
-            for card in await self._peers.fleet_cards(fresh=fresh):
+            for card in await self._cards(fresh=fresh):
                 if signing.key_id_of(card.public) != label or not ("*" in card.tenants or tenant in card.tenants):
                     continue
                 if signing.verify(card.public, domain, data, signature):
                     return card
         return None
+
+    async def known(self, job: str, tenant: str) -> JobSpec | None:
+        """Return a stored job as a trusted key signed it; None: there is none. Raises CallError(UNAVAILABLE)."""
+        try:
+            ids.check_job_id(job)
+            async with asyncio.timeout(WAIT_S):
+                return await self._peers.known(job, tenant)
+        except GrammarError:
+            return None
+        except (StoreAwayError, RedisError, TimeoutError, OSError) as error:
+            raise _away(error) from None
+
+    async def _cards(self, *, fresh: bool) -> Sequence[NodeCard]:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                return await self._peers.fleet_cards(fresh=fresh)
+        except (StoreAwayError, RedisError, TimeoutError, OSError) as error:
+            raise _away(error) from None
+
+
+def _away(error: BaseException) -> CallError:
+    return CallError(ErrorCode.UNAVAILABLE, f"the store does not answer ({type(error).__name__}); ask again")

@@ -1,4 +1,4 @@
-"""What the parts of the kernel get from each other and from the node: values and Protocols, no behaviour.
+"""Port: redis, its type alone. What the parts of the kernel get from each other and the node: values and Protocols.
 
 Called by the desk (puts the parts together) and by each part's constructor. Must never import a part.
 """
@@ -76,6 +76,10 @@ class Part(Protocol):
         """Return every call that this part carries out."""
 
 
+async def _none(run: Run) -> None:
+    """Nothing was parked, where nothing parks."""
+
+
 def _nobody(job: str, attempt: int, kind: EventType, detail: dict[str, str | int | float | bool]) -> None:
     """Hear of an event, where no stream stands."""
 
@@ -108,10 +112,14 @@ class Around:
     bench: Bench | None = None
     #: What counts as a loop.
     loop: LoopRule = LoopRule()  # noqa: RUF009 - frozen
+    #: See parking.Parking.parks.
+    parks: Callable[[Run], Awaitable[None]] = _none
     #: What jobs spend; None: no job with a budget is let in (tests).
     spending: Spending | None = None
     #: Told before a tool call, with its name and its arguments as canonical JSON: equal ones may be a loop.
     repeating: list[Callable[[Run, str, bytes], Awaitable[None]]] = field(default_factory=list)
+    #: Told what the egress process tells of an attempt's requests.
+    metering: list[Callable[[Metered], None]] = field(default_factory=list)
     noting: list[Callable[[Caller, str, str, str, float], None]] = field(default_factory=list)
     #: Called once when the desk starts and when it stops.
     starting: list[Callable[[], None]] = field(default_factory=list)

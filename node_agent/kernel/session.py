@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: Calls of one session that are under way or whose answers were not taken yet.
 MAX_IN_FLIGHT: Final = 8
+#: What a call that waits for something costs more than one that does not.
+WAITING_CALLS: Final = 4.0
 #: A running process that takes no answer for so long loses its session.
 STUCK_S: Final = 10.0
 _AGAIN_S: Final = 0.005
@@ -55,6 +57,9 @@ class Owner(Protocol):
 
     def violated(self, what: str) -> None:
         """The job sent what no honest one does."""
+
+    def charge(self, calls: float) -> None:
+        """A call costs as much as so many more."""
 
 
 @dataclass(slots=True)
@@ -196,6 +201,7 @@ class CallSession:
             self._fail(call, error)
             return
         if isinstance(answer, Awaitable):
+            self._owner.charge(WAITING_CALLS)
             task = asyncio.get_running_loop().create_task(self._wait(call, answer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -283,8 +289,11 @@ class CallSession:
 
     def _answer(self, call: _Call, outcome: str, data: bytes) -> None:
         took_ms = (time.perf_counter() - call.started_s) * 1000
-        for note in self._around.noting:
-            note(self._caller, call.entry.op, call.resource[:_MOST_TOLD], outcome, took_ms)
+        try:
+            for note in self._around.noting:
+                note(self._caller, call.entry.op, call.resource[:_MOST_TOLD], outcome, took_ms)
+        except Exception:
+            log.exception("a call was carried out and could not be counted", extra={"op": call.entry.op})
         call.answer, call.data = data, b""
         self._flush()
 

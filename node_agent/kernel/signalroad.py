@@ -16,11 +16,10 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from node_agent.cancelling import end_all
-from node_agent.errors import StoreAwayError
 from node_agent.kernel.bell import Bell, Ring
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
-from node_agent.kernel.seals import Peers, Seals
+from node_agent.kernel.seals import Seals
 from node_agent.kernel.signalpost import Done, Sent
 from node_agent.run import now_ms
 from runner.wire import codec, ids
@@ -55,23 +54,20 @@ async def _nobody(sender: JobSpec, job: str, sent: Sent) -> Done:
 class Road:
     """One node's way to the jobs of other nodes. ``arrived``: judges and carries out what comes from there."""
 
-    def __init__(self, redis: Redis, keys: Keys, node: str, bell: Bell, seals: Seals, peers: Peers) -> None:
+    def __init__(self, redis: Redis, keys: Keys, node: str, bell: Bell, seals: Seals) -> None:
         self._redis, self._keys, self._node = redis, keys, node
-        self._bell, self._seals, self._peers = bell, seals, peers
+        self._bell, self._seals = bell, seals
         self.arrived: Callable[[JobSpec, str, Sent], Awaitable[Done]] = _nobody
         self._known: OrderedDict[str, None] = OrderedDict()
+        self._since_ms = now_ms()
         self._answers: dict[str, asyncio.Future[Answer]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         bell.on("signal", lambda ring: self._spawn(self._take(ring)))
         bell.on("answer", self._answered)
 
     async def known(self, job: str, tenant: str) -> JobSpec | None:
-        """Return a stored job as a trusted key signed it. Raises StoreAwayError, RedisError."""
-        try:
-            ids.check_job_id(job)
-        except GrammarError:
-            return None
-        return await self._peers.known(job, tenant)
+        """Return a stored job as a trusted key signed it. Raises CallError(UNAVAILABLE)."""
+        return await self._seals.known(job, tenant)
 
     async def send(self, caller: Caller, job: str, sent: Sent) -> Done:
         """Hand a signal to the node that holds the job; return its answer. Raises CallError(UNAVAILABLE)."""
@@ -128,14 +124,14 @@ class Road:
 
     async def _take(self, ring: Ring) -> None:
         word = await self._read(Signal, ring)
-        if word is None or abs(now_ms() - word.at_ms) > FRESH_MS or word.id in self._known:
+        if word is None or not self._fresh(word):
             return
         self._known[word.id] = None
         while len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
         try:
             sender = await self.known(word.sender, word.tenant)
-        except (StoreAwayError, RedisError):
+        except CallError:
             sender = None
         if sender is None:
             done = Done("refused", "nobody this node trusts signed the sender")
@@ -146,6 +142,10 @@ class Road:
             await self._bell.ring(word.node, "answer", *self._seals.seal(answer))
         except CallError as error:
             log.warning("a signal's answer is lost, the store is away", extra={"error": str(error)})
+
+    def _fresh(self, word: Signal) -> bool:
+        """Whether it is of now, of this start of the agent, and new: what is repeated is carried out once."""
+        return abs(now_ms() - word.at_ms) <= FRESH_MS and word.at_ms >= self._since_ms and word.id not in self._known
 
     def _answered(self, ring: Ring) -> None:
         if self._answers:
@@ -164,7 +164,7 @@ class Road:
             claimed = codec.load(data, limit_bytes=MAX_LETTER_BYTES)
             tenant = claimed.get("tenant") if isinstance(claimed, dict) else None
             return await self._seals.read(kind, data, signature, str(tenant))
-        except (CodecError, RedisError, StoreAwayError):
+        except (CodecError, CallError):
             return None
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

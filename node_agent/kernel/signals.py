@@ -11,12 +11,10 @@ import asyncio
 import logging
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from redis.exceptions import RedisError
-
-from node_agent.errors import StoreAwayError
 from node_agent.kernel.bucket import Bucket
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
@@ -47,6 +45,9 @@ _BY_JOBS: Final = TOLD | {SignalName.KILL, SignalName.STOP, SignalName.CONT, Sig
 #: How often an attempt may send.
 PER_S: Final = 20.0
 BURST: Final = 40.0
+#: How often jobs may stop one attempt, or let it go on.
+HOLDS_PER_S: Final = 2.0
+HOLDS_BURST: Final = 10.0
 #: A process that takes no records is tried again so often, so many times.
 _AGAIN_S: Final = 0.1
 _TRIES: Final = 100
@@ -57,7 +58,8 @@ _SYSTEM: Final = {
     SignalName.USR2: signal.SIGUSR2,
 }
 _HOLDS: Final[dict[SignalName, Holder]] = {
-    SignalName.BUDGET: "budget",
+    # Not "budget": that hold is lifted as soon as the job's budget has room.
+    SignalName.BUDGET: "signal",
     SignalName.LOOP: "loop",
     SignalName.DRIFT: "drift",
 }
@@ -98,6 +100,7 @@ class Signals:
         self._around, self._pauser, self._road, self._clock = around, pauser, road, clock
         self._posts: dict[str, Post] = {}
         self._buckets: dict[str, Bucket] = {}
+        self._holds: dict[str, Bucket] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         road.arrived = self._arrived
         around.ending.append(self.ended)
@@ -171,6 +174,7 @@ class Signals:
         """An attempt is over."""
         self._posts.pop(caller.attempt, None)
         self._buckets.pop(caller.attempt, None)
+        self._holds.pop(caller.attempt, None)
 
     async def stop(self) -> None:
         """Try nothing again. Idempotent."""
@@ -189,10 +193,7 @@ class Signals:
             raise CallError(ErrorCode.BAD_REQUEST, f"a reason has at most {MAX_WHY} printable characters")
         sent = Sent(name, f"job {caller.job}", now_ms(), asked.why)
         run = next((run for run in self._around.runs() if run.job_id == job), None)
-        try:
-            spec = run.spec if run is not None else await self._road.known(job, caller.tenant)
-        except (StoreAwayError, RedisError):
-            raise CallError(ErrorCode.UNAVAILABLE, "the store does not answer; ask again") from None
+        spec = run.spec if run is not None else await self._road.known(job, caller.tenant)
         # A job of another tenant is not there at all for this one.
         if spec is None or spec.tenant != caller.tenant:
             raise CallError(ErrorCode.NOT_FOUND, "no such job of this tenant, or nobody this node trusts signed it")
@@ -249,6 +250,8 @@ class Signals:
             # Told before the freeze: who goes on later knows why it stood still.
             post.tell(sent)
             return await self._hold(run, Order("pause", _HOLDS[sent.name], command, sent.why, sent.sender))
+        if holder == "watch" and not self._may_hold(run):
+            return Done("refused", f"it was stopped and let go on too often: at most {HOLDS_PER_S:g} times a second")
         op: Final = "pause" if sent.name is SignalName.STOP else "resume"
         if op == "resume":
             post.tell(sent)
@@ -274,6 +277,15 @@ class Signals:
         order = KillOrder(command, sent.at_ms, reason=reason, by=sent.sender, cause=_CAUSES[sent.name])
         run.kill(order)
         return Done("applied")
+
+    def _may_hold(self, run: Run) -> bool:
+        """Each of these writes to the store, and any job may send them to itself."""
+        attempt = ids.attempt_name(run.job_id, run.attempt)
+        bucket = self._holds.get(attempt)
+        if bucket is None:
+            self._post(run)
+            bucket = self._holds[attempt] = Bucket(HOLDS_PER_S, HOLDS_BURST, self._clock)
+        return bucket.take()
 
     async def _hold(self, run: Run, order: Order) -> Done:
         receipt = await self._pauser.carry_out(run, order)
@@ -309,6 +321,7 @@ class Signals:
             live = {ids.attempt_name(run.job_id, run.attempt) for run in self._around.runs()}
             for name in [name for name in self._posts if name not in live]:
                 del self._posts[name]
+                self._holds.pop(name, None)
             post = self._posts[attempt] = Post()
         return post
 

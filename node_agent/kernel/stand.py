@@ -1,4 +1,4 @@
-"""The kernel of one boot, put together from what the boot has: store, signer, policy, recorder.
+"""Port: redis. The kernel of one boot, put together from what the boot has: store, signer, policy, recorder.
 
 Called by node_agent/session.py. Must never leave a seam open: what a part needs and the boot does not have is no part.
 """
@@ -18,6 +18,7 @@ from node_agent.kernel.caller import Caller
 from node_agent.kernel.deciding import Deciding
 from node_agent.kernel.desk import Desk
 from node_agent.kernel.jobevents import JobEvents
+from node_agent.kernel.parking import Parking
 from node_agent.kernel.quotas import Quotas
 from node_agent.kernel.seams import Around, Recorder
 from node_agent.kernel.storecalls import StoreCalls
@@ -27,6 +28,7 @@ from node_agent.pausing import Pauser
 from node_agent.records import Notary
 from node_agent.run import Run
 from runner.wire.keys import Keys
+from runner.wire.signals import SignalName
 
 __all__ = ["Bench", "stand"]
 
@@ -46,10 +48,11 @@ def stand(
     quotas = Quotas(calls, notary.boot)
     words = Words(notary.node, ground.trust.by_id())
     pauser = Pauser(notary, mail)
-    ledger = approvals.Desk(notary, mail.emit, mail.paused, recorder.write)
-    asked = Approvals(calls, words, ledger, pauser)
-    budgets = Budgets(calls, words, ledger, pauser, notary.boot, ground.prices)
     events = JobEvents(notary, mail.job_event)
+    ledger = approvals.Desk(notary, mail.emit, mail.paused, recorder.write, events.tell)
+    parking = Parking(calls, words)
+    asked = Approvals(calls, words, ledger, pauser, parking)
+    budgets = Budgets(calls, words, ledger, pauser, notary.boot, ground.prices)
     around = Around(
         redis=redis,
         keys=keys,
@@ -61,6 +64,7 @@ def stand(
         told=events.tell,
         runs=runs,
         spending=budgets,
+        parks=parking.parks,
         card=ground.card,
         fleet=ground.fleet,
         loop=ground.policy.loop,
@@ -74,5 +78,7 @@ def stand(
 
     around.ending.append(ended)
     around.starting.append(budgets.start)
-    around.stopping.extend((quotas.stop, budgets.stop))
-    return Desk(around)
+    around.stopping.extend((quotas.stop, budgets.stop, parking.stop))
+    desk = Desk(around)
+    budgets.notify = lambda run, why: desk.signals.notify(run, SignalName.BUDGET, why)
+    return desk

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Sequence
 from typing import Final, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from node_agent.kernel.errors import CallError
 from runner.scripts import loader
@@ -20,6 +21,8 @@ from runner.wire.calls import ErrorCode
 from runner.wire.keys import Keys
 
 __all__ = ["StoreCalls", "text_of"]
+
+log = logging.getLogger(__name__)
 
 #: Longest wait for one answer of the store, in seconds.
 WAIT_S: Final = 2.0
@@ -46,6 +49,8 @@ class StoreCalls:
                 except NoScriptError:
                     reply = await cast("Awaitable[object]", self._redis.eval(script.text, len(names), *given))
         except (RedisError, TimeoutError, OSError) as error:
+            if isinstance(error, ResponseError):
+                log.warning("a script of the kernel failed", extra={"script": name, "error": str(error)})
             why = f"the store does not answer ({type(error).__name__}); ask again"
             raise CallError(ErrorCode.UNAVAILABLE, why) from None
         return reply if isinstance(reply, list) else [reply]

@@ -5,8 +5,10 @@ Made by stand, once per boot. Must never open a second blocking read: all of the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
+from node_agent.doornews import Metered
 from node_agent.kernel.bell import Bell
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.loops import Loops
@@ -21,6 +23,7 @@ from node_agent.kernel.storecalls import StoreCalls
 from node_agent.kernel.watch import Watch
 from node_agent.pausing import Pauser
 from node_agent.run import Run, now_ms
+from runner.wire import ids
 from runner.wire.card import NodeCard
 from runner.wire.signals import SignalName
 from runner.wire.spec import JobSpec
@@ -47,14 +50,17 @@ class Talk:
         rule, redis, keys, node = around.loop, around.redis, around.keys, around.node
         bell = Bell(redis, keys, node)
         seals = Seals(around.notary, peers)
-        self._rule, self._node = rule, node
+        self._rule, self._node, self._runs = rule, node, around.runs
+        self._tasks: set[asyncio.Future[None]] = set()
         self.mail = Mail(around, MailStore(StoreCalls(redis, keys), node), seals, bell)
-        self.signals = Signals(around, Pauser(around.notary, around), Road(redis, keys, node, bell, seals, peers))
-        self.watch = Watch(around, seals, peers)
+        self.signals = Signals(around, Pauser(around.notary, around, around.told), Road(redis, keys, node, bell, seals))
+        self.watch = Watch(around, seals)
         self.loops = Loops(rule, self._looped)
         around.starting.append(bell.start)
         around.stopping.append(bell.stop)
         around.repeating.append(self.loops.seen)
+        around.metering.append(self._metered)
+        around.stopping.append(self._stop)
         around.ending.append(self._ended)
 
     @classmethod
@@ -77,6 +83,21 @@ class Talk:
             self.signals.notify(run, SignalName.LOOP, why)
             name, why = SignalName.KILL, f"LOOP: {why}"
         await self.signals.carry_out(run, Sent(name, f"node {self._node}", now_ms(), why))
+
+    def _metered(self, told: Metered) -> None:
+        """The same request to a model again and again is a loop, too."""
+        run = next((run for run in self._runs() if ids.attempt_name(run.job_id, run.attempt) == told.attempt), None)
+        looped = self.loops.counted(run, "requests to a model", told.same) if run is not None else None
+        if looped is not None:
+            task = asyncio.ensure_future(looped)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _stop(self) -> None:
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, caller: Caller) -> None:
         self.loops.ended(caller.attempt)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +32,7 @@ from node_agent.kernel.tools import Tool, problem
 from node_agent.output import Capture, Chunk
 from node_agent.pipes import Pipes
 from node_agent.stage import Staged, StageError
+from runner.wire import codec
 from runner.wire.calls import ErrorCode
 from runner.wire.codec import Json, dump
 from runner.wire.spec import JobSpec
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 MOST_WAITING: Final = 64
 MOST_OF_ONE: Final = 4
 QUEUE_S: Final = 30.0
+#: A job that stands still gets its tool once it goes on; so often is looked whether it does, in seconds.
+_FROZEN_S: Final = 0.1
 #: Beyond what is passed on a tool may print this much; then it is ended.
 _PRINTED_BYTES: Final = 1 << 20
 
@@ -89,7 +93,9 @@ class _Call:
     async def freeze(self, frozen: bool) -> None:
         """Let no process of the tool run, or let them go on."""
         if self.attempt is not None:
-            await self.attempt.freeze(frozen)
+            # Where it can't be done the tool runs on to its own end; its job stands still all the same.
+            with suppress(ContainmentError):
+                await self.attempt.freeze(frozen)
 
 
 class ToolDesk:
@@ -133,13 +139,13 @@ class ToolDesk:
             ),
         )
 
-    def of(self, caller: Caller) -> tuple[Tool, ...]:
-        """Return the tools that a job was granted and that there are here."""
+    def of(self, caller: Caller) -> dict[str, Json]:
+        """Return the tools that a job was granted and that there are here, by name, as jobs see them."""
         granted = caller.spec.grants.tools
-        return tuple(self._tools[name] for name in granted if name in self._tools)
+        return {name: toolforms.shown(self._tools[name]) for name in granted if name in self._tools}
 
     def _list(self, caller: Caller, _ask: ListAsk) -> Json:
-        return {"tools": [toolforms.shown(tool) for tool in self.of(caller)]}
+        return {"tools": list(self.of(caller).values())}
 
     async def _call(self, caller: Caller, ask: CallAsk) -> Json:
         caller.needs(ask.name in caller.spec.grants.tools, f"the tool {ask.name}")
@@ -154,8 +160,7 @@ class ToolDesk:
         self._enforced(self._bench, tool, spec)
         for seen in self._around.repeating:
             await seen(caller.run, f"tool {ask.name}", dump(args))
-        if self._around.spending is not None:
-            await self._around.spending.spend(caller, "calls")
+        await self._counted(caller, tool, args)
         if self._under_way.get(caller.attempt, 0) >= MOST_OF_ONE:
             raise CallError(ErrorCode.QUOTA, f"a job calls at most {MOST_OF_ONE} tools at a time")
         self._under_way[caller.attempt] = self._under_way.get(caller.attempt, 0) + 1
@@ -165,6 +170,17 @@ class ToolDesk:
             self._under_way[caller.attempt] -= 1
             if not self._under_way[caller.attempt]:
                 del self._under_way[caller.attempt]
+
+    async def _counted(self, caller: Caller, tool: Tool, args: Mapping[str, Json]) -> None:
+        """Tell of the call who counts calls; return once the job may go on. Raises CallError(ENDED)."""
+        if self._around.spending is not None:
+            await self._around.spending.spend(caller, "calls")
+        for seen in self._around.repeating:
+            await seen(caller.run, f"tool {tool.name}", codec.dump(dict(args)))
+        while caller.run.holders and not _over(caller):
+            await asyncio.sleep(_FROZEN_S)
+        if _over(caller):
+            raise CallError(ErrorCode.ENDED, "this attempt is over")
 
     def _enforced(self, bench: Bench, tool: Tool, spec: JobSpec) -> None:
         """A grant of the policy file that this host does not enforce is refused like a job's. Raises CallError."""
@@ -266,6 +282,8 @@ class ToolDesk:
         try:
             await attempt.release(sandbox.payload_of(spec, 1))
             verdict = await asyncio.shield(attempt.verdict)
+            if not verdict.proved:
+                log.error("the kill of a tool is not proved, its job and slot wait for it", extra={"tool": tool.name})
         finally:
             timer.cancel()
             if not attempt.proved.done():

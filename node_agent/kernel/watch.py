@@ -14,11 +14,10 @@ from typing import Final, cast
 
 from redis.exceptions import RedisError
 
-from node_agent.errors import StoreAwayError
 from node_agent.kernel.bucket import Bucket
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
-from node_agent.kernel.seals import Peers, Seals
+from node_agent.kernel.seals import Seals
 from node_agent.kernel.seams import Around
 from node_agent.kernel.table import Entry
 from runner.wire import codec, record
@@ -58,8 +57,8 @@ class WatchAsk:
 class Watch:
     """What jobs of one boot see of others."""
 
-    def __init__(self, around: Around, seals: Seals, peers: Peers) -> None:
-        self._around, self._seals, self._peers = around, seals, peers
+    def __init__(self, around: Around, seals: Seals) -> None:
+        self._around, self._seals = around, seals
         #: Selectors of jobs, as they were signed; empty for one that nobody trusted signed.
         self._selectors: OrderedDict[str, frozenset[str]] = OrderedDict()
         self._buckets: dict[str, Bucket] = {}
@@ -101,6 +100,9 @@ class Watch:
         after = asked.after or await self._newest(caller.tenant)
         while True:
             events, after, more = await self._look(caller, after)
+            if caller.attempt not in self._waiting:
+                # A cancellation can get lost on its way (cancelling.py): whoever is over looks no more.
+                raise CallError(ErrorCode.ENDED, "the attempt is over")
             left_s = until_s - loop.time()
             if events or (left_s <= 0 and not more):
                 return {"events": events, "after": after}
@@ -136,10 +138,7 @@ class Watch:
         if not event.type.startswith("job.") or not await self._watches(caller, event.job):
             return None
         if signature:
-            try:
-                signer = await self._seals.signer(Domain.EVENT, data, signature, caller.tenant)
-            except RedisError as error:
-                raise _away(error) from None
+            signer = await self._seals.signer(Domain.EVENT, data, signature, caller.tenant)
             if signer is None or signer.node != event.node:
                 return None
         return {
@@ -155,10 +154,7 @@ class Watch:
     async def _watches(self, caller: Caller, job: str) -> bool:
         known = self._selectors.get(job)
         if known is None:
-            try:
-                spec = await self._peers.known(job, caller.tenant)
-            except (StoreAwayError, RedisError) as error:
-                raise _away(error) from None
+            spec = await self._seals.known(job, caller.tenant)
             known = frozenset((*specs.selectors_of(spec), f"job:{job}")) if spec is not None else frozenset()
             self._selectors[job] = known
             while len(self._selectors) > _MOST_JOBS:

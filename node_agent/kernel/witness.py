@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from node_agent.kernel.metrics import Metrics
-from node_agent.kernel.recorder import Field, Recorder
+from node_agent.kernel.recorder import Recorder
+from node_agent.kernel.recordlines import Field
 from node_agent.kernel.ring import MOST, Ring
 from node_agent.run import KillOrder, Run
 from node_agent.turns import Finish
@@ -22,8 +23,13 @@ from runner.wire.spec import JobSpec
 
 __all__ = ["Witness"]
 
-#: Events that the record tells in other words: the admission stands before the start.
-_TOLD: Final = frozenset({EventType.JOB_STARTED})
+#: Events that the record tells in other words (the admission stands before the start), or that are no more than talk.
+_TOLD: Final = frozenset({EventType.JOB_STARTED, EventType.JOB_PROGRESS})
+#: Events that hold words of the job itself.
+_SAID: Final = frozenset(
+    {EventType.NET_DENIED, EventType.JOB_ARTIFACT, EventType.JOB_SIGNALLED, EventType.CHANNEL_VIOLATION}
+    | {EventType.JOB_ASKED}
+)
 #: Calls in one line of the record.
 _PER_LINE: Final = 10
 #: Modes of delivery by which a job itself gets a value, and could say it.
@@ -47,7 +53,10 @@ class Witness:
             fields["command"] = spec.argv[0]
         if spec.grants.secrets:
             fields["secrets"] = ",".join(f"{one.name}:{one.mode}" for one in spec.grants.secrets)
-        self.recorder.must("job.admitted", ids.attempt_name(spec.id, attempt), fields)
+        name = ids.attempt_name(spec.id, attempt)
+        self.recorder.must("job.admitted", name, fields)
+        if hands_values(spec):
+            self.recorder.veiled.add(name)
         self.metrics.count("ringfence_jobs_admitted_total")
         if attempt == 1:
             self.metrics.waited(time.time() - max(_made_ms(spec.id), spec.not_before_ms) / 1000)
@@ -71,7 +80,8 @@ class Witness:
         elif kind is EventType.NET_DENIED:
             self.metrics.count("ringfence_denials_total", "net")
         if kind not in _TOLD:
-            self.recorder.note(kind, ids.attempt_name(job, attempt) if job else "", detail)
+            name = ids.attempt_name(job, attempt) if job else ""
+            self.recorder.note(kind, name, self.recorder.veil(name, detail) if kind in _SAID else detail)
         return self.recorder.head
 
     def receipt(self, receipt: Receipt) -> str:

@@ -1,6 +1,7 @@
 """`ringfence policy`: is a policy file valid, what does it say of a job or a call, and does it say what it should?
 
-Called by commands.py. Must never judge otherwise than a node does: it calls the same functions.
+Port: the command line's way to the node's policy (node_agent). Called by commands.py. Must never judge otherwise than
+a node does: it calls the same functions.
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Final, TypedDict
 
 import typer
 
+from runner.app import App
 from runner.cli import joboptions as opt
 from runner.cli.caution import warnings_said
 from runner.cli.joboptions import Asked
@@ -88,16 +90,24 @@ def add(
     if (task is None) == (not command):
         raise UsageError("schedule add takes a command after NAME, or --call MODULE:TASK")
     app = site_of(context, home, redis).app(tenant)
-    args = [json_value(text, "--arg") for text in arg or ()]
+    view = _stored(context, app, name, task or command or (), arg or (), kw, void_s)
+    print_json(view) if as_json else print_line(f"{view.name} {view.state}, next at {view.next_at or '-'}")
+
+
+def _stored(
+    context: typer.Context,
+    app: App,
+    name: str,
+    work: str | Sequence[str],
+    arg: Sequence[str],
+    kw: Sequence[str] | None,
+    void_s: float | None,
+) -> ScheduleView:
+    args = [json_value(text, "--arg") for text in arg]
     kwargs = {key: json_value(text, "--kw") for key, text in pairs(kw, "--kw").items()}
-    work = task or command or ()
-    view = warnings_said(
+    return warnings_said(
         lambda: app.schedule(name, work, args, kwargs, **_times(context), **_options(context, void_s))
     )()
-    if as_json:
-        print_json(view)
-    else:
-        print_line(f"{view.name} {view.state}, next at {view.next_at or '-'}")
 
 
 @schedule.command(name="list")

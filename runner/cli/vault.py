@@ -230,9 +230,10 @@ def explain(
         print_json(decision)
     else:
         limits = f"ttl_s={decision.ttl_s or '-'} uses={decision.uses or '-'} approve={decision.approve}"
-        limits += (
-            f" header={decision.header!r} requests={', '.join(decision.requests) or '*'}" if mode == "proxy" else ""
-        )
+        if mode == "proxy":
+            limits += f" field={decision.field!r}" if decision.field else f" header={decision.header!r}"
+            limits += f" requests={', '.join(decision.requests) or '*'} sdk={decision.sdk or '-'}"
+            limits += f" body_bytes={decision.body_bytes or '-'} at_once={decision.at_once or '-'}"
         print_line(f"{decision.rule}: {decision.message or limits}")
     if not decision.allowed:
         raise typer.Exit(1)

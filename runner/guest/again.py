@@ -23,6 +23,8 @@ from runner.wire.frames import FD_KERNEL, FD_RESULT, MAX_RECORD_BYTES, TURN_BYTE
 __all__ = ["main"]
 
 _PLACES: Final = ("/work", "/tmp", "/dev/shm")  # noqa: S108 - the worker's own tmpfs
+#: Loaded by tasks that make calls.
+_CALLS: Final = "runner.guest.calls"
 #: Where the descriptors of an attempt belong, in the order in which they come.
 _FIXED: Final = (1, 2, FD_RESULT)
 _FD_SPACE: Final = socket.CMSG_SPACE(4 * len(_FIXED))
@@ -45,6 +47,9 @@ def main(task_paths: Sequence[str], result_bytes: int) -> int:
         # The last attempt's module must not decide where this one's are found, nor its variables what it reads.
         sys.path[:] = search
         bootstrap.reset()
+        if (calls := sys.modules.get(_CALLS)) is not None:
+            # The last attempt's session has ended with it.
+            calls.forget()
 
 
 def _next(channel: socket.socket) -> tuple[bytes, bytes] | None:

@@ -121,6 +121,8 @@ def environment(payload: dict[str, Json], kind: str) -> dict[str, str]:
     env["RINGFENCE_FDS"] = _TASK_FDS if kind == "task" else _COMMAND_FDS
     env["RINGFENCE_JOB"] = str(payload.get("job", ""))
     env["RINGFENCE_ATTEMPT"] = str(payload.get("attempt", ""))
+    if (urls := payload.get("urls")) and isinstance(urls, dict):
+        env.update((name, str(url)) for name, url in urls.items())
     if authority := payload.get("ca"):
         trust.plant(str(authority), env)
     if not _BROKERED.isdisjoint(payload):

@@ -22,7 +22,7 @@ from runner.wire.codec import Json
 from runner.wire.errors import CodecError
 from runner.wire.frames import FD_KERNEL, Op
 
-__all__ = ["CallRefused", "Session", "call"]
+__all__ = ["CallRefused", "Session", "call", "forget"]
 
 _OPEN: Final = frames.pack(Op.OPEN)
 #: How long the node may take to hand out a session: it listens to a job a moment after its start.
@@ -164,10 +164,14 @@ def call(op: str, /, **fields: Json) -> Json:
 
 
 _own = threading.local()
+#: Called by ``forget``: give up what else holds a session.
+forgetting: Final[list[Callable[[], None]]] = []
 
 
-def _forget() -> None:
-    """In the child of a fork: the parent's sessions are not its own."""
+def forget() -> None:
+    """Give this thread's session up: in the child of a fork, whose own it is not, and between two attempts."""
+    for give_up in forgetting:
+        give_up()
     held: Session | None = getattr(_own, "session", None)
     if held is not None:
         held.busy = False
@@ -175,7 +179,7 @@ def _forget() -> None:
         del _own.session
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=forget)
 
 
 def _opened(channel_fd: int) -> socket.socket:

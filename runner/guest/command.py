@@ -14,15 +14,21 @@ Exit codes: 0 done, 1 refused (the code and why on stderr), 2 wrong usage.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-# Started as a file: the package is two folders up, wherever it is installed.
+# Started as a file: its package is named to the interpreter, because a job need not be able to look into what is above.
 if not __package__:
-    sys.path[:] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), *sys.path[1:]]
+    _folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    _spec = importlib.util.spec_from_file_location("runner", f"{_folder}/__init__.py")
+    if _spec is None or _spec.loader is None:
+        sys.exit(f"ringfence-guest: no package in {_folder}")
+    sys.modules["runner"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["runner"])
 
 from runner.guest import progress
 from runner.guest.calls import CallRefused, call
@@ -32,7 +38,7 @@ __all__ = ["main"]
 REFUSED: Final = 1
 USAGE: Final = 2
 #: Parts with subcommands of their own: a module below runner.guest with ``command(words) -> exit code``.
-_PARTS: Final = frozenset({"files"})
+_PARTS: Final = frozenset({"files", "jobs", "mail", "policy", "signals", "tools"})
 
 
 class _UsageError(Exception):

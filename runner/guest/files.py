@@ -1,7 +1,7 @@
 """Files that the node keeps for a job: /mem, /state, and what it shows in /tools, /policy and /ipc.
 
-Called by jobs (`from runner import files`) and by ringfence-guest. Standard library and wire alone. Must never look
-like a file of the sandbox: these names exist for the calls of this module only.
+Called by jobs (`from runner.inside import files`) and by ringfence-guest. Standard library and wire alone. Must never
+look like a file of the sandbox: these names exist for the calls of this module only.
 
     files.put("/mem/working/plan", b"…")                    # a whole file, there at once
     with files.open("/mem/episodic/log", "a") as log:       # like open(): r, w, a, x, +, b
@@ -17,18 +17,19 @@ import base64
 import errno
 import io
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Final, Literal, cast
+from typing import IO, Final, Literal, TypeAlias, cast, overload
 
-from runner.guest.calls import CallRefused, Session
+from runner.guest.calls import CallRefused, Session, forgetting
 from runner.wire.calls import MAX_DATA_BYTES, ErrorCode
 from runner.wire.codec import Json
 
-__all__ = ["Conflict", "Found", "get", "listdir", "mkdir", "open", "put", "remove", "rename", "stat", "sync"]
+__all__ = ["Conflict", "Found", "command", "get", "listdir", "mkdir", "open", "put", "remove", "rename", "stat", "sync"]
 
 #: How long a call is made again that the node could not carry out now, in seconds.
 _PATIENCE_S: Final = 10.0
@@ -49,6 +50,8 @@ _ERRNO: Final = {
     ErrorCode.BAD_DESCRIPTOR: errno.EBADF,
     ErrorCode.TIMEOUT: errno.ETIMEDOUT,
 }
+TextMode: TypeAlias = Literal["r", "w", "a", "x", "rt", "wt", "at", "xt"]
+BinaryMode: TypeAlias = Literal["rb", "wb", "ab", "xb", "r+b", "w+b", "a+b", "x+b", "rb+", "wb+", "ab+", "xb+"]
 _MODES: Final = {"r": ["read"], "w": ["write", "create", "truncate"], "a": ["append", "create"]}
 
 
@@ -70,6 +73,10 @@ class Found:
     writable: bool = True
 
 
+@overload
+def open(path: str, mode: TextMode = "r", *, ttl_s: float | None = None, encoding: str = "utf-8") -> IO[str]: ...
+@overload
+def open(path: str, mode: BinaryMode, *, ttl_s: float | None = None, encoding: str = "utf-8") -> IO[bytes]: ...
 def open(path: str, mode: str = "r", *, ttl_s: float | None = None, encoding: str = "utf-8") -> IO[str] | IO[bytes]:
     """Open a file as Python's open does. ``ttl_s``: it ends so many seconds from now. Raises OSError, Conflict.
 
@@ -98,7 +105,7 @@ def get(path: str, *, default: bytes | None = None) -> bytes:
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
-    with cast("IO[bytes]", open(path, "rb")) as file:
+    with open(path, "rb") as file:
         return file.read()
 
 
@@ -193,6 +200,47 @@ def sync(what: str | IO[str] | IO[bytes]) -> None:
     raw.sync()
 
 
+def command(words: list[str]) -> int:
+    """Carry `ringfence-guest files …` out; return its exit code. Raises OSError."""
+    usage = (
+        "usage: ringfence-guest files get PATH | put PATH | append PATH | ls PATH | rm PATH | mkdir PATH | mv PATH TO\n"
+    )
+    verb, paths = words[0] if words else "", words[1:]
+    if verb not in _COMMANDS or len(paths) != (2 if verb == "mv" else 1):
+        sys.stderr.write(usage)
+        return 2
+    _COMMANDS[verb](*paths)
+    return 0
+
+
+def _show(path: str) -> None:
+    sys.stdout.buffer.write(get(path))
+
+
+def _take(path: str) -> None:
+    put(path, sys.stdin.buffer.read())
+
+
+def _add(path: str) -> None:
+    put(path, sys.stdin.buffer.read(), append=True)
+
+
+def _names(path: str) -> None:
+    for found in listdir(path):
+        sys.stdout.write(f"{found.path.rpartition('/')[2]}{'/' if found.directory else ''}\n")
+
+
+_COMMANDS: Final[dict[str, Callable[..., object]]] = {
+    "get": _show,
+    "put": _take,
+    "append": _add,
+    "ls": _names,
+    "rm": remove,
+    "mkdir": mkdir,
+    "mv": rename,
+}
+
+
 class _Raw(io.RawIOBase):
     """One descriptor at the node, on the session that it was opened in."""
 
@@ -258,13 +306,16 @@ _lock = threading.RLock()
 _held: Session | None = None
 
 
-def _fresh_lock() -> None:
-    """In the child of a fork: another thread of the parent may have held the lock."""
-    global _lock
-    _lock = threading.RLock()
+def _forget() -> None:
+    """Give the session up, see calls.forget; in the child of a fork another thread may have held the lock."""
+    global _held, _lock
+    held, _held, _lock = _held, None, threading.RLock()
+    if held is not None:
+        held.busy = False
+        held.close()
 
 
-os.register_at_fork(after_in_child=_fresh_lock)
+forgetting.append(_forget)
 
 
 def _session(wanted: Session | None) -> Session:

@@ -1,15 +1,17 @@
 """Child jobs, as a running job starts and awaits them.
 
-Called by jobs (`from runner.guest import jobs`) and by ringfence-guest. Standard library and
+Called by jobs (`from runner.inside import jobs`) and by ringfence-guest. Standard library and
 wire alone. Must never decide anything: what a child may be is worked out by every node from what was signed.
 
     child = jobs.task(work, 3, name="part-3", inherit=True)      # the same module's task
-    child = jobs.command(["python3", "part.py"], read=["/srv/data"], retries=1)
+    child = jobs.run(["python3", "part.py"], read=["/srv/data"], retries=1)
     child.result(timeout=60)
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +23,17 @@ from runner.wire.calls import MAX_DATA_BYTES
 from runner.wire.codec import Json
 from runner.wire.grants import parse_bytes, parse_net
 
-__all__ = ["Child", "ChildError", "End", "Options", "command", "leave", "task"]
+__all__ = ["Child", "ChildError", "End", "Options", "command", "leave", "run", "task"]
 
 #: One wait of a call; a longer one is several.
 _STEP_S: Final = 60.0
 _FOR_EVER: Final = float("inf")
+_USAGE: Final = """usage: ringfence-guest jobs
+    run [--name N] [--inherit] -- CMD…   starts this job's own program with other words; prints the child's id
+    wait JOB [SECONDS]                   prints its end as JSON; 0 only if it finished
+    status JOB                           prints its state
+    exit [CODE]                          ends this attempt with all its processes
+"""
 
 
 class ChildError(Exception):
@@ -122,7 +130,7 @@ class Child:
         return str(cast("dict[str, Json]", call("job.status", job=self.id))["state"])
 
 
-def command(argv: Sequence[str], **options: Unpack[Options]) -> Child:
+def run(argv: Sequence[str], **options: Unpack[Options]) -> Child:
     """Start this job's own program with other words. Raises CallRefused."""
     return _spawn({"argv": list(argv)}, options)
 
@@ -144,6 +152,40 @@ def leave(code: int = 0) -> NoReturn:
     call("job.exit", code=code)
     while True:
         time.sleep(1)
+
+
+def command(words: Sequence[str]) -> int:
+    """Carry out `ringfence-guest jobs …`; return its exit code. Raises CallRefused."""
+    verb, *given = words or [""]
+    try:
+        if verb == "run" and "--" in given:
+            return _print(_run_words(given).id)
+        if verb == "wait" and len(given) in (1, 2):
+            end = call("job.wait", job=given[0], timeout_s=float(*given[1:] or ("60",)))
+            _print(json.dumps(end))
+            return 0 if cast("dict[str, Json]", end)["state"] == "finished" else 1
+        if verb == "status" and len(given) == 1:
+            return _print(Child(given[0]).status())
+        if verb == "exit" and len(given) < 2:
+            leave(int(*given or ("0",)))
+    except ValueError as error:
+        sys.stderr.write(f"ringfence-guest: {error}\n")
+        return 2
+    sys.stderr.write(_USAGE)
+    return 2
+
+
+def _run_words(words: Sequence[str]) -> Child:
+    head, argv = words[: words.index("--")], words[words.index("--") + 1 :]
+    options: Options = {"inherit": "--inherit" in head}
+    if "--name" in head[:-1]:
+        options["name"] = head[head.index("--name") + 1]
+    return run(argv, **options)
+
+
+def _print(text: str) -> int:
+    sys.stdout.write(f"{text}\n")
+    return 0
 
 
 def _spawn(work: dict[str, Json], options: Options) -> Child:

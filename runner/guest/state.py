@@ -1,7 +1,7 @@
 """A job's own notes for its next attempt: JSON values by name, below /state.
 
-Called by jobs (`from runner import state`). Standard library and wire alone. Must never leave half a value behind: a
-save is there whole or not at all, on whatever node the job goes on.
+Called by jobs (`from runner.inside import state`). Standard library and wire alone. Must never leave half a value
+behind: a save is there whole or not at all, on whatever node the job goes on.
 
     state.save("progress", {"page": 7})
     state.load("progress", default={"page": 0})

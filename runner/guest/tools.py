@@ -1,7 +1,7 @@
 """The node's tools, as a running job uses them.
 
-Called by jobs (`from runner.guest import tools`) and by ringfence-guest. Standard library and wire alone. Must never run
-anything itself: a tool runs on the node, in a sandbox of its own.
+Called by jobs (`from runner.inside import tools`) and by ringfence-guest. Standard library and wire alone. Must never
+run anything itself: a tool runs on the node, in a sandbox of its own.
 
     tools.names()                                  # ["search"]
     print(tools.call("search", word="solar").text)
@@ -10,13 +10,20 @@ anything itself: a tool runs on the node, in a sandbox of its own.
 from __future__ import annotations
 
 import base64
+import json
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 from runner.guest.calls import call as ask
 from runner.wire.codec import Json
 
-__all__ = ["Answer", "call", "catalogue", "names"]
+__all__ = ["Answer", "call", "catalogue", "command", "names"]
+
+_USAGE: Final = 2
+_TIMED_OUT: Final = 124
+_KILLED: Final = 137
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +71,28 @@ def call(name: str, /, **args: Json) -> Answer:
         truncated=bool(found["truncated"]),
         ms=float(cast("float", found["ms"])),
     )
+
+
+def command(words: Sequence[str]) -> int:
+    """Carry out `ringfence-guest tools list | call NAME [JSON]`; return the exit code: the tool's own.
+
+    124: its time was over; 137: it was killed. Raises CallRefused.
+    """
+    if list(words) == ["list"]:
+        sys.stdout.write(json.dumps(catalogue(), indent=1) + "\n")
+        return 0
+    if len(words) not in (2, 3) or words[0] != "call":
+        sys.stderr.write("usage: ringfence-guest tools list | tools call NAME [JSON]\n")
+        return _USAGE
+    try:
+        args = json.loads(words[2] if len(words) > 2 else "{}")
+        found = call(words[1], **args)
+    except (ValueError, TypeError) as error:
+        sys.stderr.write(f"ringfence-guest: the arguments are a JSON object: {error}\n")
+        return _USAGE
+    sys.stdout.flush()
+    sys.stdout.buffer.write(found.output)
+    sys.stdout.buffer.flush()
+    if found.exit_code is not None:
+        return found.exit_code
+    return _TIMED_OUT if found.timed_out else _KILLED

@@ -1,19 +1,50 @@
 -- Parks a call until a person has decided, and uses the decision up (node_agent/kernel/approvals.py).
 --
--- KEYS   1 rf:ask:JOB   2 rf:asks:TENANT
+-- KEYS   1 rf:ask:JOB   2 rf:asks:TENANT   3 rf:due (words, wake)
 -- ARGV   1  {rq, rf, op, base, text, timeout, keep, most, job, era}
 --           op park: base: what is asked, as a digest; text: JSON of what and why; timeout: ms that a person has;
 --             keep: ms for which the answer is kept   most: questions of one job
---           op use: base, era
+--           op use: base, era   op words   op wake: job
 -- REPLY  park: {era, text, word or "", expires_ms, now_ms, new (1 or 0)} | {-1} too many questions of this job
 --        use: {1} the caller may act on the answer, {0} another one has
+--        words: {id, text, word or "", ...} every question of the job   wake: {1} the job is due now, {0}
 -- RACE   the same call asked again finds its first question, on any node and after any restart; a yes is good for one
 --        call, so the next one is a new question (its era).
 
-local key, era_field = KEYS[1], 'n:' .. doc.base
+local key, era_field = KEYS[1], 'n:' .. (doc.base or '')
 local life = doc.timeout and doc.timeout + doc.keep
 local function prolong(name)
   if call('PTTL', name) < life then call('PEXPIRE', name, string.format('%d', life)) end
+end
+
+if doc.op == 'words' then
+  local all, reply = put('HGETALL', key), {}
+  local found = {}
+  for i = 1, #all, 2 do found[all[i]] = all[i + 1] end
+  for name, text in pairs(found) do
+    local id = string.match(name, '^a:(.+)$')
+    if id then
+      reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = id, text, found['w:' .. id] or ''
+    end
+  end
+  return reply
+end
+
+-- A job that was put aside until a decision is due at once when there is one.
+if doc.op == 'wake' then
+  local decided = false
+  local all = put('HGETALL', key)
+  local words, used = {}, {}
+  for i = 1, #all, 2 do
+    local id = string.match(all[i], '^w:(.+)$')
+    if id then words[id] = true end
+    id = string.match(all[i], '^u:(.+)$')
+    if id then used[id] = true end
+  end
+  for id in pairs(words) do decided = decided or not used[id] end
+  if not decided or not call('ZSCORE', KEYS[3], doc.job) then return {0} end
+  call('ZADD', KEYS[3], string.format('%d', NOW_MS), doc.job)
+  return {1}
 end
 
 if doc.op == 'use' then

@@ -1,6 +1,6 @@
 -- Writes down a person's signed word on a call that waits, or on a budget that is used up. Nodes check the signature.
 --
--- KEYS   1 rf:ask:JOB or rf:budget:TENANT:KEY   2 rf:asks:TENANT
+-- KEYS   1 rf:ask:JOB or rf:budget:TENANT:KEY   2 rf:asks:TENANT   3 rf:due (ask)
 -- ARGV   1  {rq, rf, form, word, ask, job, key, command}
 --           word: "SIG COMMAND"   form ask: ask = the question's id, job   form budget: key, command = the command's id
 -- REPLY  {stored, wait} | {unknown} | {expired} | {decided, word} | {full}
@@ -24,4 +24,9 @@ if found[2] then return {'decided', found[2]} end
 if (whole(found[3] or nil) or 0) <= NOW_MS then return {'expired'} end
 put('HSET', key, 'w:' .. doc.ask, doc.word)
 put('ZREM', KEYS[2], doc.job .. ' ' .. doc.ask)
+-- A job that parked for this question is due now; one that is about to park is woken by its node (ask.lua, wake).
+local told, facts = pcall(cjson.decode, found[1])
+if told and type(facts) == 'table' and facts.how == 'requeue' and call('ZSCORE', KEYS[3], doc.job) then
+  call('ZADD', KEYS[3], string.format('%d', NOW_MS), doc.job)
+end
 return {'stored', found[1]}

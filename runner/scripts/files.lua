@@ -124,7 +124,7 @@ local JUDGE = {}
 function JUDGE.put(one)
   local have = entry_of(one.path)
   if have and have.kind == 'd' then return 'exists' end
-  one.again = have and have.token == one.token
+  one.again = have and one.token ~= '-' and have.token == one.token
   one.matched = one.again or (have and have.version or 0) == one.base
   if one.op == 'add' and not have then return 'conflict' end
   if not one.matched and not (one.op == 'add' and doc.merge) then return 'conflict' end

@@ -43,10 +43,12 @@ _SERVE: Final = (
 #: Keys that name a tenant; each ``{}`` is its name.
 _OF_TENANT: Final = (
     *("rq:job:{}-*", "rf:act:{}", "rf:ev:{}", "rf:tomb:{}-*", "rf:cut:{}", "rf:schedules:{}"),
-    *("rf:open:{}-*", "rf:then:{}-*", "rf:kids:{}-*", "rf:uniq:{}:*", "rf:rate:{}:*", "rf:plan:{}:*", "rf:conc:{}:*", "rf:line:{}:*"),
+    *("rf:open:{}-*", "rf:then:{}-*", "rf:uniq:{}:*", "rf:rate:{}:*", "rf:plan:{}:*", "rf:conc:{}:*", "rf:line:{}:*"),
 )
+#: Which numbers of children are given: by nodes alone, so that nobody hides a child from a kill of its parent.
+_KIDS: Final = ("rf:kids:{}-*",)
 _SEEN_BY_TENANT: Final = (
-    *("rq:results:{}-*", "rf:log:{}-*", "rf:jev:{}-*", "rf:art:{}-*"),
+    *("rq:results:{}-*", "rf:log:{}-*", "rf:jev:{}-*", "rf:art:{}-*", *_KIDS),
     *("rf:ev:-nodes", "rf:rep:*", "rf:cards", "rf:nodes", "rf:leases", "rf:clock"),
     *("rf:suspended", "rf:cut", "rf:horizon", "rf:seq", "rf:lanes", "rf:ticks", "rf:leader"),
 )
@@ -119,7 +121,7 @@ def tenant(name: str, queues: Sequence[str] = ("*",)) -> Role:
 def agent(node: str, tenants: Sequence[str] = ("*",), queues: Sequence[str] = ("*",)) -> Role:
     """Return the user of one node, for the tenants and queues that its card names. Raises GrammarError."""
     ids.check_node(node)
-    names = (*_OF_TENANT, "rq:results:{}-*", "rf:log:{}-*", "rf:jev:{}-*", "rf:art:{}-*", *_ASKED, *_QUOTAS)
+    names = (*_OF_TENANT, "rq:results:{}-*", "rf:log:{}-*", "rf:jev:{}-*", "rf:art:{}-*", *_KIDS, *_ASKED, *_QUOTAS)
     own = tuple(name.format(one) for one in tenants for name in names)
     mine = tuple(name for name in own if not name.startswith(("rf:tomb:", "rf:cut:")))
     theirs = tuple(name for name in own if name.startswith(("rf:tomb:", "rf:cut:")))
@@ -156,7 +158,7 @@ def controller() -> Role:
             Grant(_HEADS, ("rf:anchor:*",), read=True),
             Grant("zadd zrem", ("rf:due", "rf:doomed", *_REGISTRIES)),
             Grant("lrem lpush", ("rq:queue:*",)),
-            Grant("lpush ltrim expire", ("rf:wake:*",)),
+            Grant("llen lpush expire", ("rf:wake:*",)),
         ),
         publishes="rq:pubsub:*",
     )
@@ -182,7 +184,7 @@ def _asking(name: str, queues: Sequence[str]) -> tuple[Grant, ...]:
         Grant("set", ("rf:horizon",)),
         Grant("zadd zrem zscore", ("rf:due", "rf:ticks", "rf:doomed", *_REGISTRIES)),
         Grant("rpush lpush lrem", _lists(queues)),
-        Grant("lpush ltrim expire", ("rf:wake:*",)),
+        Grant("llen lpush expire", ("rf:wake:*",)),
         Grant("xadd", ("rf:ctl:*",)),
         Grant(_HEADS, ("rf:anchor:*",), read=True),
     )

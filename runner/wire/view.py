@@ -60,7 +60,10 @@ class WaitView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job as people and scripts see it. Times are ISO 8601 UTC or None. ``calls``: the last ones of a failure."""
+    """One job as people and scripts see it. Times are ISO 8601 UTC or None. ``calls``: the last ones of a failure.
+
+    ``parent``: the job that started it; `show` alone fills it in.
+    """
 
     job: str
     task: str
@@ -83,6 +86,7 @@ class JobView:
     verified: bool = False
     due_at: str | None = None
     repeated_as: str | None = None
+    parent: str | None = None
     progress: ProgressView | None = None
     artifacts: tuple[ArtifactView, ...] = ()
     calls: tuple[str, ...] = ()
@@ -92,7 +96,8 @@ class JobView:
 class NodeView:
     """One node as `nodes` shows it. ``state``: starting, ready, draining, drained, degraded(...), unhealthy, lost.
 
-    ``free``: what jobs may still ask for, ``memory_bytes`` and ``cpus``, where it is counted.
+    ``free``: what jobs may still ask for, ``memory_bytes`` and ``cpus``, where it is counted. ``policy``: SHA-256 of
+    the policy file that it judges by.
     """
 
     name: str
@@ -109,6 +114,7 @@ class NodeView:
     redis: str
     enforcement: dict[str, str] = field(default_factory=dict)
     free: dict[str, float] = field(default_factory=dict)
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

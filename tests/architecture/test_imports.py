@@ -28,11 +28,14 @@ QUEUE_PORTS = frozenset(
         "node_agent/storecheck.py",
         "node_agent/storelink.py",
         "runner/storelink.py",
+        "runner/line.py",
+        "runner/clusterlink.py",
+        "node_agent/clusterlink.py",
         "node_agent/session.py",
         "node_agent/rqstop.py",
     }
 )
-QUEUE_PORT_FOLDER = "runner/web/"
+QUEUE_PORT_FOLDER = ("runner/web/", "node_agent/kernel/")
 
 # What the node agent may use of the application side; the zygote also loads the guest's code.
 SHARED_WITH_NODES = (
@@ -40,9 +43,10 @@ SHARED_WITH_NODES = (
     *(
         "runner.home",
         "runner.keyring",
+        "runner.lineage",
         "runner.trust",
         "runner.errors",
-    ),  # the node's own home, key and trust.toml
+    ),  # the node's own home, key and trust.toml; what a stored job is
 )
 GUEST_LOADERS = ("node_agent.containment.",)
 
@@ -59,6 +63,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("runner.job", "runner.results"): "results load redis: only when one is asked for, never in a guest",
     ("runner.job", "runner.control"): "control loads redis: only for a command, never in a guest",
     ("runner.job", "runner.pausing"): "as runner.control",
+    ("runner.job", "runner.signalling"): "as runner.control",
     ("runner.job", "runner.approving"): "as runner.control",
     ("runner.aio", "asyncio"): "costs 20 ms in every guest that imports a task module; only the async twins need it",
     ("runner.wire.values", "uuid"): "brings four libraries into every fork; only values of its class need it",
@@ -78,8 +83,13 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("runner.app", "runner.repeating"): "as runner.control",
     ("runner.job", "runner.repeating"): "as runner.control",
     ("runner.app", "runner.orders"): "as runner.control",
+    ("runner.app", "runner.waiting"): "as runner.control",
+    ("runner.job", "runner.waiting"): "as runner.control",
+    ("runner.budgets", "runner.waiting"): "as runner.control",
+    ("runner.budgets", "runner.client"): "as for runner.job",
     ("runner.app", "runner.listing"): "listings load redis: only when one is asked for, never in a guest",
     ("runner.job", "runner.listing"): "listings load redis: only when one is asked for, never in a guest",
+    ("runner.job", "runner.artifacts"): "as runner.listing",
 }
 
 

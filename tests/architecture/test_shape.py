@@ -7,7 +7,10 @@ import ast
 from tests.architecture import tree
 
 # Code that runs inside jobs, where sleeping is what the job does.
-JOB_CODE = ("tests/tasks/", "tests/e2e/programs/", "tests/security/programs/", "tests/flow_shape/jobs/")
+JOB_CODE = (
+    *("tests/tasks/", "tests/e2e/programs/", "tests/security/programs/"),
+    *("tests/flow_shape/jobs/", "tests/kernel/programs/"),
+)
 SLEEPERS = frozenset({"time.sleep", "sleep", "asyncio.sleep"})
 WAITER = "tests/support/wait.py"
 

@@ -23,7 +23,7 @@ from typing import cast
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
-from tests.bench import bare, enqueued, load, moulds, proxied, sides, vaulted  # noqa: E402 - the project's root comes first
+from tests.bench import bare, calling, enqueued, load, moulds, proxied, sides, vaulted  # noqa: E402 - the project's root comes first
 from tests.bench.sides import Burst, Side  # noqa: E402 - as above
 from tests.support import valkey as stores  # noqa: E402 - as above
 
@@ -77,7 +77,7 @@ def main() -> int:
     wanted = parser.parse_args().rounds
     # Stock rq compiles its job's module once and keeps the result; a node's jobs can write none, so it is made here.
     compileall.compile_dir(HERE / "jobs", quiet=2)
-    rows = [*_enqueued(), *_without_queue(), *_secrets(), *_vault()]
+    rows = [*_enqueued(), *_without_queue(), *_calls(), *_secrets(), *_vault()]
     with ExitStack() as stack:
         running = {name: stack.enter_context(each) for name, each in _contenders(stack).items()}
         rounds = _rounds(running, wanted)
@@ -219,7 +219,7 @@ def _secrets() -> list[Row]:
 def _vault() -> list[Row]:
     found = vaulted.measure()
     agent = "" if found.sign_p50_ms else "ssh-agent, ssh-add and ssh-keygen are not installed"
-    echo = "" if found.echo_per_s else f"no aiohttp: set {vaulted.AIOHTTP_VARIABLE} to an interpreter that has it"
+    echo = "" if found.echo_per_s else f"no aiohttp: the extra `bench` has it, or set {vaulted.AIOHTTP_VARIABLE}"
     return [
         Row(f"get of a secret, {vaulted.IDLE} idle jobs beside", found.get_per_s, "/s", (">=", 2000.0)),
         Row("  p50", found.get_p50_ms, "ms"),
@@ -232,6 +232,17 @@ def _vault() -> list[Row]:
         Row(f"{vaulted.IDLE} leases dead after their process", found.revoked_ms, "ms", ("<=", 50.0)),
         Row("redactor", found.redactor_mb_s, "MB/s", (">=", 40.0)),
         Row("memory of the broker (RSS)", found.rss_mib, "MiB", ("<=", 30.0)),
+    ]
+
+
+def _calls() -> list[Row]:
+    found = calling.measure()
+    return [
+        Row("call of a job that does nothing, p50", found.ask_p50_ms, "ms", ("<=", 0.2)),
+        Row("  p99", found.ask_p99_ms, "ms"),
+        Row("write of 4 KiB, recorded, p50", found.write_p50_ms, "ms", ("<=", 0.5)),
+        Row("  p99", found.write_p99_ms, "ms"),
+        Row(f"recorded calls of {calling.SLOTS} jobs together", found.acts_per_s, "/s", (">=", 10_000.0)),
     ]
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import TypeVar, cast
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -30,6 +30,7 @@ from broker.egress.tls import server_context
 from tests.net.keyed import Keyed, in_keyed_door, parts
 from tests.net.tlsweb import TlsWeb
 
+T = TypeVar("T", bytes, int)
 WARM = 30
 REQUESTS = 300
 STREAM_BYTES = 256 << 20
@@ -70,11 +71,19 @@ class _Client:
         self._end.sendall(b"GET " + self._form.format(size).encode())
         head = b""
         while b"\r\n\r\n" not in head:
-            head += self._end.recv(4096)
+            head += self._some(self._end.recv(4096))
+        if b" 200 " not in head.partition(b"\r\n")[0]:
+            raise OSError(head.decode("latin-1"))
         left = size - len(head.partition(b"\r\n\r\n")[2])
         while left > 0:
-            left -= self._end.recv_into(self._room)
+            left -= self._some(self._end.recv_into(self._room))
         return time.perf_counter() - started
+
+    @staticmethod
+    def _some(got: T) -> T:
+        if not got:
+            raise ConnectionAbortedError("the connection ended within an answer")
+        return got
 
 
 def _compare(k: Keyed) -> Cost:

@@ -60,6 +60,17 @@ def test_an_interrupted_call_leaves_no_answer_behind(client: redis.Redis, monkey
         assert short.call(packed([b"ECHO", b"third"])) == b"third"
 
 
+def test_one_connection_serves_who_does_one_thing_at_a_time(fleet: Fleet) -> None:
+    """Enqueues and other calls in turn never hold a connection each."""
+    client = fleet.app.client()
+    for _ in range(3):
+        client.enqueue([request.build({}, task=TASK)])
+        assert client.now_ms()
+        assert list(fleet.app.jobs())
+    assert len(client._redis.connection_pool._in_use_connections) == 0
+    assert len(client._redis.connection_pool._available_connections) == 1
+
+
 def test_an_error_of_the_store_is_an_answer(client: redis.Redis) -> None:
     """A refused command keeps its connection."""
     with client:

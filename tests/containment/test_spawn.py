@@ -44,7 +44,7 @@ def test_the_environment_is_the_allow_list(node_name: str) -> None:
     async def scenario(rig: Rig) -> None:
         code = "import os, json; print(json.dumps(sorted(os.environ)), os.getcwd(), os.environ['RINGFENCE_JOB'])"
         seen = await rig.run(python(code), env={"MINE": "1", "RINGFENCE_JOB": "forged"})
-        own = ["RINGFENCE_ATTEMPT", "RINGFENCE_FDS", "RINGFENCE_JOB"]
+        own = ["RINGFENCE_ATTEMPT", "RINGFENCE_FDS", "RINGFENCE_JOB", "RINGFENCE_PYTHON"]
         names = ["HOME", "LANG", "LOGNAME", "MINE", "PATH", *own, "TMPDIR", "TZ", "USER"]
         listed = ", ".join(f'"{name}"' for name in names)
         assert seen.out.decode() == f"[{listed}] /work main-job\n"

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Unpack
+from typing import Unpack, cast
 
 import pytest
 from redis import Redis
 
-from runner import App, Grants, Secret
+from runner import App, Budget, Grants, Secret
 from runner.request import JobOptions
+from runner.wire.keys import Keys
 from runner.wire.states import END_STATES
 from tests.e2e.test_secrets import daemon, holds, put, ruled
 from tests.net.tlsweb import TlsWeb, tls_web
@@ -347,6 +348,7 @@ def test_real_agents(site: Site, name: str, scheme: str) -> None:
     folder.mkdir(mode=0o755)
     (folder / "http_model.py").write_text(MINI_MODEL)
     (folder / "mini.yaml").write_text(MINI)
+    (folder / "smol.py").write_text(SMOL)  # it looks for its tools' source
     words = {
         "mini-swe-agent": [
             str(Path(python).with_name("mini")), "-c", f"{folder}/mini.yaml", "-t", "go", "-y", "--exit-immediately"
@@ -354,7 +356,7 @@ def test_real_agents(site: Site, name: str, scheme: str) -> None:
         "pydantic-ai": [python, "-c", PYDANTIC],
         "openai": [python, "-c", OPENAI],
         "openai-agents": [python, "-c", STREAMED],
-        "smolagents": [python, "-c", SMOL],
+        "smolagents": [python, f"{folder}/smol.py"],
     }[name]  # fmt: skip
     # Over the route nothing is said: the job is told where, because the secret's name begins as the library's does.
     own = {} if scheme == "route" else {"OPENAI_BASE_URL": f"{scheme}://{site.host}/v1"}
@@ -378,6 +380,49 @@ def test_real_agents(site: Site, name: str, scheme: str) -> None:
     (counts,) = _used(site, done.job)
     assert (counts["tokens_in"], counts["tokens_out"]) == tuple(sum(part) for part in zip(*taken, strict=True))
     assert (counts["unknown"], counts["requests"]) == (0, len(taken))
+
+
+def test_e4_a_loop_of_requests_is_held_by_its_budget_approved_once_and_then_killed(site: Site) -> None:
+    """The tokens that the budget counts are those that the model server gave; after the no, nobody survives."""
+    counted = len(site.web.tokens)
+    code = (
+        "import itertools, json, os, urllib.request as r\n"
+        "for n in itertools.count():\n"
+        "    body = json.dumps({'model': 'small-1', 'messages': [{'role': 'user', 'content': f'turn {n}'}]}).encode()\n"
+        "    head = {'Content-Type': 'application/json'}\n"
+        "    r.urlopen(r.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', body, head)).read()\n"
+    )
+    job = site.app.command(
+        ("/usr/bin/python3", "-c", code),
+        grants=Grants(secrets=(Secret("OPENAI_KEY", proxy=site.host),)),
+        budget=Budget("e2e-tokens", tokens=2000),
+    )
+    wait_until(lambda: job.status().state == "paused", "the budget to be used up", 30)
+    (view,) = [view for view in site.app.waiting() if view.budget == "e2e-tokens"]
+    assert "tokens" in view.why
+    held = sum(map(sum, site.web.tokens[counted:]))
+    assert site.app.budget("e2e-tokens").approve()[0].outcome == "approved"
+    wait_until(
+        lambda: sum(event.type == "job.paused" and event.job == job.id for event in site.app.events()) == 2,
+        "as much again to be used up",
+        30,
+    )
+    assert sum(map(sum, site.web.tokens[counted:])) > max(held, 4000)
+    assert site.app.budget("e2e-tokens").deny(reason="enough")[0].outcome == "denied"
+    wait_until(lambda: job.status().state == "killed", "the no", 30)
+    (ended,) = [event for event in site.app.events() if event.type == "job.ended" and event.job == job.id]
+    assert "budget e2e-tokens: tokens" in str(ended.detail["kill_reason"])
+    tokens = sum(map(sum, site.web.tokens[counted:]))
+    wait_until(lambda: _spent(site, "e2e-tokens") == tokens, "every token to be counted")
+
+
+def _spent(site: Site, key: str) -> float:
+    """Return the tokens that the store has of a budget."""
+    store = Redis.from_url(json.loads((site.fleet.home / "client.json").read_text())["redis_url"])
+    try:
+        return float(cast("bytes", store.hget(Keys().budget("main", key), "tokens")))
+    finally:
+        store.close()
 
 
 def _used(site: Site, job: str) -> list[dict[str, str | int | float | bool]]:

@@ -21,6 +21,7 @@ from node_agent.kernel.approvals import Approvals, Desk
 from node_agent.kernel.budgets import Budgets
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.deciding import Deciding
+from node_agent.kernel.parking import Parking
 from node_agent.kernel.prices import Prices
 from node_agent.kernel.quotas import Quotas
 from node_agent.kernel.storecalls import StoreCalls
@@ -46,6 +47,7 @@ from runner.wire.states import State
 from tests.agent import build
 from tests.kernel import rig
 from tests.support.valkey import Valkey
+from tests.support.wait import await_until
 
 __all__ = ["Node", "Paper", "decision", "job_of", "node", "put", "raw", "run", "say", "until", "worded"]
 
@@ -104,6 +106,8 @@ class Node:
     recorder: rig.FakeRecorder
     events: list[tuple[str | None, Event]]
     receipts: list[PauseReceipt]
+    #: Types of the events of jobs' own streams.
+    quiet: list[str]
 
     def caller(self, spec: JobSpec | None = None, *, attempt: int = 1, **grants: object) -> Caller:
         """Return a session of a running job with a paper tree."""
@@ -161,19 +165,22 @@ async def node(
         def emit(self, tenant: str | None, event: Signed) -> None:
             emit(tenant, event)
 
-    pauser = Pauser(notary, _Mail())  # type: ignore[arg-type] # a pause only emits
+    pauser = Pauser(notary, _Mail())
     calls, words = StoreCalls(redis, KEYS), Words(name, trust)
-    desk = Desk(notary, emit, receipts.append, recorder.write)
+    quiet: list[str] = []
+    desk = Desk(notary, emit, receipts.append, recorder.write, lambda _job, _number, kind, _detail: quiet.append(kind))
     quotas = Quotas(calls, f"boot-{name}", keep_s, life_ms)
-    approvals = Approvals(calls, words, desk, pauser, look_s=look_s, wait_s=wait_s)
+    parking = Parking(calls, words)
+    approvals = Approvals(calls, words, desk, pauser, parking, look_s=look_s, wait_s=wait_s)
     budgets = Budgets(calls, words, desk, pauser, f"boot-{name}", prices, step_s=step_s)
     deciding = Deciding(parse("version = 1\n" + policy).calls, name, quotas, approvals)
     budgets.start()
     try:
-        yield Node(name, redis, key, stranger, quotas, approvals, budgets, deciding, recorder, events, receipts)
+        yield Node(name, redis, key, stranger, quotas, approvals, budgets, deciding, recorder, events, receipts, quiet)
     finally:
         await budgets.stop()
         await quotas.stop()
+        await parking.stop()
         await redis.aclose()
 
 
@@ -221,7 +228,7 @@ async def say(on: Node, command: Command, signer: Signer | None = None) -> list[
         "key": command.budget or "",
         "command": command.id,
     }
-    reply = await StoreCalls(on.redis, KEYS).run("decide", (key, KEYS.asks(tenant)), document)
+    reply = await StoreCalls(on.redis, KEYS).run("decide", (key, KEYS.asks(tenant), KEYS.due()), document)
     return [part.decode() if isinstance(part, bytes) else str(part) for part in reply]
 
 
@@ -234,13 +241,16 @@ async def question(on: Node, job: str) -> tuple[str, dict[str, Any]]:
     return newest, json.loads(table[f"a:{newest}".encode()])
 
 
-async def until(what: Callable[[], bool], told: str, *, seconds: float = 5.0) -> None:
+async def until(what: Callable[[], bool], told: str) -> None:
     """Wait until something is so."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    while not what():
-        assert loop.time() < deadline, f"not in {seconds:g} s: {told}"
-        await asyncio.sleep(0.005)
+    await await_until(what, told, 5.0)
+
+
+async def looks(on: Node, who: Caller) -> None:
+    """Wait until the node has looked at a job's budget three times more."""
+    account, _ = on.budgets._by_attempt[who.attempt]
+    seen = account.batch
+    await until(lambda: account.batch >= seen + 3, "three looks")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

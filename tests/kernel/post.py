@@ -17,6 +17,7 @@ from node_agent.kernel.seams import Around
 from node_agent.kernel.signalroad import Road
 from node_agent.kernel.signals import Signals
 from node_agent.kernel.storecalls import StoreCalls
+from node_agent.kernel.watch import Watch
 from node_agent.pausing import Pauser
 from node_agent.records import Notary
 from node_agent.run import Run
@@ -59,6 +60,7 @@ class Node:
     store: MailStore
     seals: Seals
     signals: Signals
+    watch: Watch
     runs: list[Run]
 
 
@@ -69,13 +71,18 @@ async def fleet(
     hold_ms: int = HOLD_MS,
     known: Fleet | None = None,
     clock: Callable[[], float] = time.monotonic,
+    password: str | None = None,
     **served: tuple[str, ...],
 ) -> AsyncIterator[dict[str, Node]]:
-    """Yield nodes by name; ``served``: the tenants of a node, by default every one."""
+    """Yield nodes by name; ``served``: the tenants of a node, by default every one.
+
+    ``password``: of their users in the store, agent-NAME; by default they are its default one.
+    """
     known, clients = known or Fleet(), []
     nodes: dict[str, Node] = {}
     for name in names:
-        client = Redis(unix_socket_path=str(store.socket))
+        user = f"agent-{name}" if password is not None else None
+        client = Redis(unix_socket_path=str(store.socket), username=user, password=password)
         clients.append(client)
         nodes[name] = _node(known, name, client, build.signer(), served.get(name, ("*",)), hold_ms, clock)
     for node in nodes.values():
@@ -107,9 +114,9 @@ def _node(
     seals = Seals(around.notary, known)
     store = MailStore(StoreCalls(client, Keys()), name, hold_ms)
     mail = Mail(around, store, seals, bell, look_s=0.05 if hold_ms < HOLD_MS else 5.0, clock=clock)
-    road = Road(client, Keys(), name, bell, seals, known)
+    road = Road(client, Keys(), name, bell, seals)
     signals = Signals(around, Pauser(around.notary, around), road, clock=clock)
-    return Node(name, around, bell, mail, store, seals, signals, runs)
+    return Node(name, around, bell, mail, store, seals, signals, Watch(around, seals), runs)
 
 
 def texts(rows: Mapping[str, object]) -> list[object]:

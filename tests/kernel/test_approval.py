@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from node_agent.cancelling import end_all
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
 from runner.signing import Signer
@@ -17,6 +18,7 @@ from tests.agent import build
 from tests.kernel import ledger
 from tests.kernel.ledger import Node, decision, node, paper, question, run, say, until
 from tests.support.valkey import Valkey
+from tests.support.wait import apause
 
 ASK = '[[call]]\neffect = "ask"\nactions = ["tool.call"]\nresources = ["deploy"]\n'
 ENV: dict[str, Json] = {"args": {"env": "prod"}}
@@ -105,7 +107,7 @@ def test_e5_nobody_s_word_is_a_no_when_its_time_is_over(valkey: Valkey) -> None:
             ask, _ = await question(on, who.job)
             assert (await say(on, decision("approve", job=who.job, ask=ask)))[0] == "expired"
             assert (await refused(on, who)).error is ErrorCode.DENIED
-            assert on.events[-1][1].detail["outcome"] == "timed_out"
+            assert on.quiet == ["job.answered"]
 
     run(main())
 
@@ -155,7 +157,7 @@ def test_e5_freeze_stands_still_until_the_word_and_then_goes_on(valkey: Valkey) 
             who = on.caller(tools=("deploy",))
             under_way = asyncio.create_task(call(on, who))
             await until(lambda: "approval" in who.run.holders, "frozen")
-            await asyncio.sleep(0.1)
+            await apause(0.1)
             assert not under_way.done()
             assert "approval" in who.run.holders
             ask, told = await question(on, who.job)
@@ -176,8 +178,11 @@ def test_e5_a_call_that_is_given_up_leaves_no_job_frozen(valkey: Valkey) -> None
             who = on.caller(tools=("deploy",))
             under_way = asyncio.create_task(call(on, who))
             await until(lambda: "approval" in who.run.holders, "frozen")
-            under_way.cancel()
+            for give_back in tuple(who.closing):
+                give_back()
             await until(lambda: not who.run.holders, "thawed")
+            await end_all((under_way,))
+            assert not who.closing
 
     run(main())
 
@@ -192,7 +197,7 @@ def test_e5_the_decision_survives_the_agent_and_the_next_attempt_goes_on(valkey:
             first = one.caller(spec)
             under_way = asyncio.create_task(call(one, first))
             await until(lambda: "approval" in first.run.holders, "frozen")
-            under_way.cancel()
+            await end_all((under_way,))
             ask, _ = await question(one, spec.id)
         async with node(valkey, "n2", policy=ASK + 'on_ask = "freeze"\n', operator=key) as other:
             await say(other, decision("approve", job=spec.id, ask=ask))
@@ -204,7 +209,7 @@ def test_e5_the_decision_survives_the_agent_and_the_next_attempt_goes_on(valkey:
     run(main())
 
 
-def test_e5_questions_of_one_job_are_bounded(valkey: Valkey) -> None:
+def test_attack_32_e5_questions_of_one_job_are_bounded(valkey: Valkey) -> None:
     """A job that asks without end gets QUOTA, and fills neither the store nor the operators' list."""
 
     async def main() -> None:
@@ -213,7 +218,8 @@ def test_e5_questions_of_one_job_are_bounded(valkey: Valkey) -> None:
             found = [(await refused(on, who, {"args": {"n": number}})).error for number in range(70)]
             assert found.count(ErrorCode.PENDING) == 64
             assert found[-1] is ErrorCode.QUOTA
-            assert on.types().count("job.asked") == 64
+            # Attack 32: what a job can cause at will goes to a stream of its own.
+            assert (on.types().count("job.asked"), on.quiet.count("job.asked")) == (4, 60)
 
     run(main())
 

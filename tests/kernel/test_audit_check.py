@@ -13,6 +13,7 @@ import pytest
 from node_agent.kernel import recordcheck, segments
 from node_agent.kernel.recordcheck import Anchor, Known, Report
 from node_agent.kernel.recorder import Recorder
+from node_agent.kernel.recordlines import Field
 from runner.signing import Signer
 from runner.wire import flight, record
 from runner.wire.envelope import Domain
@@ -37,7 +38,7 @@ class Made:
         return max(self.folder.glob("*.rec"))
 
     def check(
-        self, *, key: bool = True, stream: list[Anchor] | None = None, held: bool = False, added: int = 0
+        self, *, key: bool = True, stream: list[Anchor] | None = None, held: bool = False, added: int = 2
     ) -> Report:
         """Check it; ``key``: with the fleet's key; ``held``: with a head that was kept elsewhere."""
         anchors = tuple(self.stream if stream is None else stream)
@@ -61,26 +62,32 @@ def checked(folder: Path, known: Known) -> Report:
         os.close(fd)
 
 
-def sign(one: Recorder, signer: Signer = NODE, entry: str = "") -> Anchor:
+def sign(one: Recorder, signer: Signer = NODE, added: int = 1) -> Anchor:
     """Sign the head as the anchors do, and note it."""
     at_ms = 1_796_000_000_000 + one.count
     head = FlightHead(one.node, "b00t", one.count, one.link.hex(), at_ms)
     signature = signer.sign(Domain.HEAD, record.dumps(head))
-    entry = entry or f"{at_ms}-0"
-    one.note(
-        flight.HEAD, "", {"head": head.text, "boot": "b00t", "head_at_ms": at_ms, "sig": signature, "entry": entry}
-    )
+    entry = f"{at_ms}-0"
+    fields: dict[str, Field] = {
+        "head": head.text,
+        "boot": "b00t",
+        "head_at_ms": at_ms,
+        "sig": signature,
+        "entry": entry,
+        "added": added,
+    }
+    one.note(flight.HEAD, "", fields)
     return Anchor(head.count, head.hash, f"anchor {entry}", entry)
 
 
 def make(folder: Path, *, signer: Signer = NODE, node: str = "n1", lines: int = LINES) -> Made:
     """Write a record, closed in the middle by a restart."""
     stream = []
-    for _ in range(2):
+    for added in (1, 2):
         one = Recorder(folder, node=node, signer=signer, fleet=FLEET.public, reserve_bytes=0)
         for number in range(lines // 2):
             one.note("call", JOB, {"op": "file.write", "number": number})
-        stream.append(sign(one, signer))
+        stream.append(sign(one, signer, added))
         for number in range(3):
             one.note("job.ended", JOB, {"number": number})
         held = Anchor(one.count, one.link.hex(), "a receipt")
@@ -226,7 +233,7 @@ def test_a_head_of_another_key_is_none(tmp_path: Path) -> None:
 def test_an_export_is_checked_like_the_files(made: Made) -> None:
     """All lines in one stream are the same record."""
     data = b"".join(path.read_bytes() for path in sorted(made.folder.glob("*.rec")))
-    known = Known("n1", NODE.public, FLEET, tuple(made.stream))
+    known = Known("n1", NODE.public, FLEET, tuple(made.stream), 2)
     report = recordcheck.check(recordcheck.split(data.splitlines(keepends=True)), known)
     assert report.faults == []
     assert (report.files, report.head) == (2, made.check().head)

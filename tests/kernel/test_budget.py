@@ -14,12 +14,13 @@ from node_agent.kernel import prices
 from node_agent.kernel.account import Account
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
+from runner.wire import derived
 from runner.wire.calls import ErrorCode
 from runner.wire.flow import Budget
 from runner.wire.spec import JobSpec
 from tests.agent import build
 from tests.kernel import ledger, rig
-from tests.kernel.ledger import KEYS, Node, decision, node, paper, put, run, say, until
+from tests.kernel.ledger import KEYS, Node, decision, looks, node, paper, put, run, say, until
 from tests.support.valkey import Valkey
 
 PRICES = prices.parse('version = 1\n[models."small-*"]\nin = 1.0\nout = 4.0\n')
@@ -59,7 +60,8 @@ def test_e4_one_budget_stops_the_jobs_of_two_nodes(valkey: Valkey) -> None:
             first, second = await started(one, ledger.job_of(budget)), await started(other, ledger.job_of(budget))
             one.budgets.metered(told(first.attempt, tokens_in=400, tokens_out=300))
             other.budgets.metered(told(second.attempt, tokens_in=300))
-            await asyncio.sleep(0.15)
+            await looks(one, first)
+            await looks(other, second)
             assert not frozen(first)
             assert not frozen(second)
             one.budgets.metered(told(first.attempt, tokens_out=1))
@@ -126,7 +128,7 @@ def test_e4_an_approval_without_amounts_gives_the_bound_once_more(valkey: Valkey
             await say(on, decision("approve", budget="k"))
             await until(lambda: not frozen(who), "goes on")
             on.budgets.metered(told(who.attempt, requests=1))
-            await asyncio.sleep(0.12)
+            await looks(on, who)
             assert not frozen(who)
             on.budgets.metered(told(who.attempt, requests=1))
             await until(lambda: frozen(who), "frozen again")
@@ -145,7 +147,7 @@ def test_e4_no_word_counts_but_a_signed_one(valkey: Valkey) -> None:
             await say(on, decision("approve", budget="k"), on.stranger)
             other = decision("approve", budget="other")
             await put(on, KEYS.budget("main", "k"), f"w:{other.id}", ledger.worded(other, on.operator))
-            await asyncio.sleep(0.2)
+            await looks(on, who)
             assert frozen(who)
 
     run(main())
@@ -162,13 +164,18 @@ def test_e4_a_job_starts_only_while_there_is_room(valkey: Valkey) -> None:
             await until(lambda: frozen(who), "frozen")
             late = on.caller(ledger.job_of(budget))
             begins = asyncio.create_task(on.budgets.begin(late.run))
-            await asyncio.sleep(0.15)
+            await looks(on, who)
             assert not begins.done()
             await say(on, decision("approve", budget="k", add={"requests": 10}))
             await asyncio.wait_for(begins, 5)
             assert not late.run.stopping
 
     run(main())
+
+
+async def _used_s(on: Node, who: Caller) -> float:
+    shown = await rig.ask(on.budgets.entries(), who, "budget.show")
+    return cast("dict[str, dict[str, dict[str, float]]]", shown)["units"]["wall_s"]["used"]
 
 
 def test_e4_wall_and_cpu_time_are_charged_while_the_job_runs_and_at_its_end(valkey: Valkey) -> None:
@@ -178,14 +185,13 @@ def test_e4_wall_and_cpu_time_are_charged_while_the_job_runs_and_at_its_end(valk
         async with node(valkey) as on:
             who = await started(on, ledger.job_of(Budget("w", wall_s=0.2)))
             await until(lambda: frozen(who), "frozen by wall time")
-            await asyncio.sleep(0.2)
-            shown = cast(
-                "dict[str, dict[str, dict[str, float]]]", await rig.ask(on.budgets.entries(), who, "budget.show")
-            )
-            assert 0.2 < shown["units"]["wall_s"]["used"] < 0.4
+            stood = await _used_s(on, who)
+            assert stood > 0.2
+            await looks(on, who)
+            assert await _used_s(on, who) == stood
             busy = await started(on, ledger.job_of(Budget("c", cpu_s=1.0)))
             paper(busy).used_s = 0.9
-            await asyncio.sleep(0.12)
+            await looks(on, busy)
             assert not frozen(busy)
             paper(busy).used_s = 1.1
             await until(lambda: frozen(busy), "frozen by cpu time")
@@ -205,13 +211,13 @@ def test_e4_cost_goes_by_the_price_table_and_a_model_without_a_price_uses_it_up(
         async with node(valkey, prices=PRICES) as on:
             who = await started(on, ledger.job_of(Budget("k", cost_usd=0.01)))
             on.budgets.metered(told(who.attempt, tokens_in=1000, tokens_out=2000))
-            await asyncio.sleep(0.12)
+            await looks(on, who)
             assert not frozen(who)
             on.budgets.metered(told(who.attempt, unknown_bytes=300))
             await until(lambda: frozen(who), "frozen by cost")
             other = await started(on, ledger.job_of(Budget("u", cost_usd=100.0)))
             on.budgets.metered(told(other.attempt, "", requests=1))
-            await asyncio.sleep(0.12)
+            await looks(on, other)
             assert not frozen(other)
             on.budgets.metered(told(other.attempt, "unheard-of", tokens_in=1))
             await until(lambda: frozen(other), "frozen by an unknown model")
@@ -262,6 +268,28 @@ def test_e4_a_counter_that_was_spoilt_counts_as_used_up(valkey: Valkey) -> None:
                     await asyncio.wait_for(on.budgets.begin(who.run), 0.15)
 
     run(main())
+
+
+def test_e4_what_can_not_be_recorded_is_held_all_the_same(valkey: Valkey) -> None:
+    """A full disk must not let a job spend on: it stands still, and the word of it comes later."""
+
+    async def main() -> None:
+        async with node(valkey) as on:
+            who = await started(on, ledger.job_of(Budget("k", requests=1)))
+            on.recorder.broken = True
+            on.budgets.metered(told(who.attempt, requests=2))
+            await until(lambda: frozen(who), "frozen")
+            await say(on, decision("deny", budget="k"))
+            await until(lambda: "kill" in paper(who).told, "killed")
+
+    run(main())
+
+
+def test_attack_04_a_child_job_spends_from_its_parent_s_budget() -> None:
+    """A job that starts others starts none that its budget does not bound."""
+    spec = ledger.job_of(Budget("k", requests=1), spawn=1)
+    child = derived.child_of(derived.origin_of(spec), derived.Child(spec.id, 1, "n1", 0, argv=("sh",)))
+    assert child.spec.budget == spec.budget
 
 
 def test_e4_a_job_that_can_not_stand_still_is_killed(valkey: Valkey) -> None:

@@ -20,7 +20,7 @@ from runner.wire.calls import MAX_SESSIONS, ErrorCode
 from runner.wire.frames import Op
 from tests.kernel import rig
 from tests.kernel.line import FakeAttempt, Line, in_line, talk
-from tests.support.wait import await_until
+from tests.support.wait import apause, await_until
 
 
 def test_attack_34_sessions_are_counted_until_they_are_closed() -> None:
@@ -143,7 +143,7 @@ def test_attack_41_a_flood_waits_unread_and_others_are_served_at_once(monkeypatc
         floods = [asyncio.ensure_future(talk(partial(flood, attempt, over))) for attempt in attempts]
         began = time.monotonic()
         median_s = await talk(lambda: honest(line))
-        await asyncio.sleep(0.2)
+        await apause(0.2)
         over.set()
         counts = await asyncio.gather(*floods)
         most = 100 + 500 * (time.monotonic() - began + 0.1)
@@ -178,13 +178,16 @@ def test_a_flood_of_asks_for_sessions_is_read_as_slowly_as_it_may_come() -> None
 
 
 def test_a_job_that_calls_nothing_costs_no_more_than_the_object() -> None:
-    """Until the channel is listened to, nothing is watched, made or scheduled; its end touches nothing."""
+    """Until its channel is listened to, nothing is watched, made or scheduled; its end touches nothing."""
 
     async def scenario(line: Line) -> None:
+        attempt, who = FakeAttempt(), rig.caller()
+        plug = line.exchange.plug(who.run, who.spec, attempt)
         assert not line.exchange.pipes._readers
-        line.channel.close()
-        line.channel.listen()
+        plug.close()
+        plug.listen()
         assert not line.exchange.pipes._readers
+        attempt.close()
 
     in_line(scenario, listen=False)
 
@@ -194,9 +197,10 @@ def test_a_job_with_grants_for_calls_is_listened_to_from_its_start() -> None:
 
     async def scenario(line: Line) -> None:
         attempt, who = FakeAttempt(), rig.caller(spawn=2)
-        eager = line.exchange.channel(who.run, who.spec, attempt)
+        plug = line.exchange.plug(who.run, who.spec, attempt)
         assert attempt.channel.fileno() in line.exchange.pipes._readers
-        eager.close()
+        plug.close()
+        assert not line.exchange.pipes._readers
         attempt.close()
 
     in_line(scenario, listen=False)
@@ -208,14 +212,36 @@ def test_a_worker_that_reads_its_channel_itself_passes_its_asks_on() -> None:
     async def scenario(line: Line) -> None:
         attempt, who = FakeAttempt(), rig.caller()
         attempt.itself = True
-        own = line.exchange.channel(who.run, who.spec, attempt)
+        plug = line.exchange.plug(who.run, who.spec, attempt)
         attempt.open()
         word, fds, _, _ = socket.recv_fds(attempt.far, 64, 1)
         assert word == frames.pack(Op.SESSION)
-        own.close()
+        plug.close()
         assert not attempt.listening
         with socket.socket(fileno=fds[0]) as session:
             assert session.recv(10) == b""
         attempt.close()
 
     in_line(scenario, listen=False)
+
+
+def test_attack_41_a_call_that_takes_long_to_read_counts_as_several() -> None:
+    """A job gets no more of the node's loop by making each call as costly as it can."""
+    now = [0.0]
+
+    async def scenario(line: Line) -> None:
+        def nasty() -> int:
+            with Session(line.attempt.far.fileno()) as session, socket.socket(fileno=os.dup(session.fileno())) as held:
+                held.settimeout(0.2)
+                call = b'{"n":1,"op":"test.echo","text":[' + b"[1.5,1]," * 7500 + b"1]}"
+                count = 0
+                with suppress(OSError):
+                    while True:
+                        held.send(call)
+                        held.recv(1024)
+                        count += 1
+                return count
+
+        assert 0 < await talk(nasty) < 200
+
+    in_line(scenario, clock=lambda: now[0])

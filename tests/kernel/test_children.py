@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import pytest
+import redis
 from redis.asyncio import Redis
 
 from node_agent.admission import Admitted
@@ -18,9 +20,10 @@ from node_agent.kernel.children import Children
 from node_agent.turns import Claim
 from runner.scripts import payload, rows
 from runner.signing import Signer
-from runner.wire import derived, ids, record
+from runner.wire import access, derived, ids, record
 from runner.wire.calls import ErrorCode
 from runner.wire.card import TrustedKey
+from runner.wire.codec import Json
 from runner.wire.envelope import Domain
 from runner.wire.grants import Grants, NetGrant
 from runner.wire.keys import Keys
@@ -65,16 +68,16 @@ class Home:
         """Run ``work`` with the part of node n1 and a session of the claimed job."""
 
         async def whole() -> T:
-            redis = Redis(unix_socket_path=str(self.valkey.socket))
+            store = Redis(unix_socket_path=str(self.valkey.socket))
             key = TrustedKey(self.kin.client.key_id, self.kin.client.public, ("enqueue",), ("*",))
             trusted = {key.id: key}
-            ends = Dependencies(redis, KEYS, trusted, self.kin.fleet.public)
-            part = self.kin.children(redis, claim, self.n1.boot, ends=ends)
+            ends = Dependencies(store, KEYS, trusted, self.kin.fleet.public)
+            part = self.kin.children(store, claim, self.n1.boot, ends=ends)
             try:
                 return await work(part, self.kin.caller(claim, spec))
             finally:
                 await part._watch.stop()
-                await redis.aclose()
+                await store.aclose()
 
         return asyncio.run(whole())
 
@@ -191,7 +194,7 @@ def test_inherit_gives_what_the_parent_has_but_for_its_children(home: Home) -> N
 
 
 def test_a_kill_of_the_parent_kills_what_it_started(home: Home) -> None:
-    """Waiting children are found killed in their lane, running ones hit by the cutoff; every live node answers."""
+    """Waiting children are found killed in their lane, running ones get no next attempt; every live node answers."""
     spec = parent(grants=Grants(spawn=9))
     claim = home.running(spec)
     one, two = home.spawn(claim, spec)["job"], home.spawn(claim, spec)["job"]
@@ -306,6 +309,36 @@ def test_a_job_asks_only_for_its_own_children(home: Home) -> None:
         return found
 
     assert set(home.with_kernel(claim, spec, ask)) == {ErrorCode.NOT_FOUND}
+
+
+def test_nodes_and_clients_do_it_as_their_own_users(home: Home) -> None:
+    """A node's user starts a child, a tenant's kills the tree, and can't hide a child from a kill of its parent."""
+    roles = (access.agent("n1", ("main",)), access.tenant("main"))
+    for role in roles:
+        head, *selectors = role.line(password_sha256=hashlib.sha256(b"word").hexdigest()).split(" (")
+        words = ("ACL", "SETUSER", *head.removeprefix("user ").split(), *(f"({one}" for one in selectors))
+        home.desk.redis.execute_command(*words)
+    spec = parent()
+    claim = home.running(spec)
+
+    async def ask(part: Children, who: Caller) -> Json:
+        part._redis = Redis(unix_socket_path=str(home.valkey.socket), username="agent-n1", password="word")
+        made = await rig.ask(part.entries(), who, "job.spawn", argv=list(spec.argv or ()), name="a")
+        await part._redis.aclose()
+        return made
+
+    try:
+        made = cast("dict[str, str]", home.with_kernel(claim, spec, ask))
+        admin = home.desk.redis
+        home.desk.redis = redis.Redis(unix_socket_path=str(home.valkey.socket), username="tenant-main", password="word")
+        with home.desk.redis:
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                home.desk.redis.delete(KEYS.kids(spec.id))
+            assert home.kill(spec.id)[0] == "sent"
+        home.desk.redis = admin
+        assert home.take(home.n2) == ([], [made["job"]])
+    finally:
+        admin.acl_deluser(*(role.user for role in roles))
 
 
 def test_a_store_that_is_away_is_an_answer(home: Home) -> None:

@@ -8,6 +8,8 @@ from typing import cast
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.mail import BURST
 from node_agent.kernel.mailstore import MOST_LETTERS, MOST_TIMES, Place
+from node_agent.run import now_ms
+from runner.wire import ids
 from runner.wire.calls import ErrorCode
 from runner.wire.codec import Json
 from runner.wire.grants import MailGrant
@@ -16,6 +18,7 @@ from tests.agent import build
 from tests.kernel import rig
 from tests.kernel.post import Node, fleet, texts
 from tests.support.valkey import Valkey
+from tests.support.wait import await_until
 
 BOTH = (MailGrant("desk"),)
 Answer = dict[str, Json]
@@ -23,8 +26,6 @@ Answer = dict[str, Json]
 
 def job(*grants: MailGrant, tenant: str = "main") -> Caller:
     """A job with these mail grants."""
-    from runner.wire import ids
-
     spec = build.job(id=ids.new_job_id(tenant), tenant=tenant)
     return rig.caller(spec, mail=grants or BOTH)
 
@@ -53,7 +54,7 @@ def test_row_i1_jobs_on_two_nodes_write_to_each_other(valkey: Valkey) -> None:
         async with fleet(valkey, "n1", "n2") as nodes:
             ann, bob = job(), job()
             waiting = asyncio.create_task(one(nodes["n2"], bob, wait_s=5))
-            await asyncio.sleep(0.05)
+            await await_until(lambda: nodes["n2"].mail._stirred, "the receiver to wait")
             sent = await ask(nodes["n1"], ann, "send", box="desk", body={"from": "somebody else", "n": [1, None]})
             letter = await asyncio.wait_for(waiting, 2)
             assert (letter["body"], letter["from"], letter["letter"]) == (
@@ -79,7 +80,7 @@ def test_row_i2_a_letter_is_confirmed_by_its_receiver_and_by_nothing_less(valkey
             await ask(nodes["n2"], bob, "ack", box="desk", id=(await one(nodes["n2"], bob))["id"])
             sending = asyncio.create_task(ask(nodes["n1"], ann, "send", box="desk", body=2, wait_s=5))
             letter = await one(nodes["n2"], bob, wait_s=5)
-            await asyncio.sleep(0.05)
+            await ask(nodes["n2"], bob, "keep", box="desk", id=letter["id"])
             assert not sending.done()
             await ask(nodes["n2"], bob, "ack", box="desk", id=letter["id"])
             assert (await asyncio.wait_for(sending, 2))["by"] == bob.job
@@ -133,7 +134,7 @@ def test_what_an_attempt_held_at_its_end_goes_to_the_next_at_once(valkey: Valkey
             await ask(nodes["n1"], ann, "send", box="desk", body="x")
             await one(nodes["n1"], bob)
             waiting = asyncio.create_task(one(nodes["n2"], eve, wait_s=5))
-            await asyncio.sleep(0.05)
+            await await_until(lambda: nodes["n2"].mail._stirred, "the receiver to wait")
             nodes["n1"].mail.ended(bob)
             letter = await asyncio.wait_for(waiting, 2)
             assert (letter["body"], letter["times"]) == ("x", 2)
@@ -251,7 +252,8 @@ def test_what_a_job_can_cause_is_bounded(valkey: Valkey) -> None:
             for fields in ({"wait_s": 1e9}, {"wait_s": float("nan")}, {"count": 0}, {"count": 10**9}):
                 assert await refused(node, ann, "receive", box="desk", **fields) is ErrorCode.BAD_REQUEST
             await ask(node, ann, "send", box="desk", body="brief", life_s=0.001)
-            await asyncio.sleep(0.01)
+            over_ms = now_ms() + 5
+            await await_until(lambda: now_ms() > over_ms, "the letter's time to be over")
             assert (await ask(node, ann, "receive", box="desk"))["letters"] == []
             for number in range(MOST_LETTERS):
                 await ask(node, job(), "send", box="desk", body=number)

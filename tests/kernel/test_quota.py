@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.storecalls import StoreCalls
 from node_agent.policycalls import Quota
@@ -13,19 +14,28 @@ from runner.wire.calls import ErrorCode
 from tests.kernel import ledger
 from tests.kernel.ledger import KEYS, Node, run
 from tests.support.valkey import Valkey
+from tests.support.wait import apause, await_until
 
 DEPLOYS = '[[call]]\neffect = "allow"\nactions = ["tool.call"]\nresources = ["deploy"]\n'
 
 
-async def _call(on: Node, who: object, resource: str = "deploy") -> object:
+async def _call(on: Node, who: Caller, resource: str = "deploy") -> object:
     """Do as the session does."""
-    verdict = on.deciding.decide(who, "tool.call", resource, {})  # type: ignore[arg-type] # a Caller
+    verdict = on.deciding.decide(who, "tool.call", resource, {})
     if verdict.plain:
         return None
-    return await on.deciding.permit(who, "tool.call", resource, {}, verdict)  # type: ignore[arg-type] # as above
+    return await on.deciding.permit(who, "tool.call", resource, {}, verdict)
 
 
-async def _refused(on: Node, who: object) -> CallError:
+async def _passes(on: Node, who: Caller) -> bool:
+    try:
+        await _call(on, who)
+    except CallError:
+        return False
+    return True
+
+
+async def _refused(on: Node, who: Caller) -> CallError:
     with pytest.raises(CallError) as caught:
         await _call(on, who)
     return caught.value
@@ -76,15 +86,8 @@ def test_e4_places_at_a_time_are_given_back_by_the_call_and_by_the_end_of_the_at
             on.quotas.ended(second.attempt)
             await _until_free(on, first)
 
-    async def _until_free(on: Node, who: object) -> None:
-        for _ in range(200):
-            try:
-                await _call(on, who)
-            except CallError:
-                await asyncio.sleep(0.005)
-            else:
-                return
-        raise AssertionError("the place was not given back")
+    async def _until_free(on: Node, who: Caller) -> None:
+        await await_until(lambda: _passes(on, who), "the place to be given back")
 
     run(main())
 
@@ -98,18 +101,11 @@ def test_e4_a_node_that_dies_keeps_no_place(valkey: Valkey) -> None:
         async with ledger.node(valkey, "n2", policy=policy) as other:
             async with ledger.node(valkey, "n1", policy=policy, **times) as one:  # type: ignore[arg-type] # numbers
                 await _call(one, one.caller(tools=("deploy",)))
-                await asyncio.sleep(0.45)
+                await apause(0.45)
                 assert (await _refused(other, other.caller(tools=("deploy",)))).error is ErrorCode.QUOTA
             # It is gone without having given anything back.
-            who, loop = other.caller(tools=("deploy",)), asyncio.get_running_loop()
-            deadline = loop.time() + 3
-            while True:
-                try:
-                    await _call(other, who)
-                    break
-                except CallError:
-                    assert loop.time() < deadline
-                    await asyncio.sleep(0.02)
+            who = other.caller(tools=("deploy",))
+            await await_until(lambda: _passes(other, who), "the place to lapse")
 
     run(main())
 

@@ -266,6 +266,20 @@ def test_a_record_that_others_can_change_is_not_written(tmp_path: Path) -> None:
     record.close()
 
 
+def test_f1_words_of_a_job_that_holds_a_value_are_not_written(opens: Opens, tmp_path: Path) -> None:
+    """A job that was handed a secret can't have the record say it: its own words are kept as a hash and a length."""
+    record, other = opens(), JOB.replace("ac.1", "ad.1")
+    record.veiled.add(JOB)
+    record.write("call", JOB, op="file.write", resource="/state/hunter2", sha256="0" * 64)
+    record.write("call", other, op="file.write", resource="/state/plain")
+    record.forget(JOB)
+    data = b"".join(path.read_bytes() for path in (tmp_path / "flight").glob("*.rec"))
+    assert b"hunter2" not in data
+    assert b"14 characters" in data
+    assert b"/state/plain" in data
+    assert b"file.write" in data
+
+
 def test_seeds_are_sealed_for_the_fleet_alone(opens: Opens, tmp_path: Path) -> None:
     """The node that wrote the record can't open its seeds: it can make no lines of before."""
     opens().close()

@@ -37,7 +37,7 @@ DIGEST = hashlib.sha256(PASSWORD.encode()).hexdigest()
 class Stand:
     """Anchors of node n1 over a real store, as a user of it; ``told`` holds what the node's events say."""
 
-    def __init__(self, folder: Path, store: Valkey, user: str | None = None) -> None:
+    def __init__(self, folder: Path, store: Valkey, user: str | None = None, store_s: float = 2.0) -> None:
         self.recorder = Recorder(folder, node="n1", signer=SIGNER, fleet=None, reserve_bytes=0)
         self.redis = Redis(
             unix_socket_path=str(store.socket), username=user, password=PASSWORD if user is not None else None
@@ -46,6 +46,7 @@ class Stand:
         self.now_s = 0.0
         notary = Notary(SIGNER, "n1", "b00t01234567", "B")
         self.anchors = Anchors(self.recorder, self.redis, Keys(), notary, self._emit, clock=lambda: self.now_s)
+        self.anchors._store_s = store_s
 
     def _emit(self, tenant: str | None, event: Signed) -> None:
         assert tenant is None
@@ -202,7 +203,7 @@ def test_a_store_that_is_away_holds_nothing_up(tmp_path: Path, valkey: Valkey) -
     """Without the store the head is signed in the record alone, and anchored when the store is back."""
 
     async def main() -> None:
-        stand = Stand(tmp_path / "flight", valkey)
+        stand = Stand(tmp_path / "flight", valkey, store_s=0.1)
         good, stand.anchors._redis = stand.anchors._redis, Redis(unix_socket_path=str(tmp_path / "nobody"))
         stand.recorder.note("call")
         assert not await stand.anchors.anchor()

@@ -6,14 +6,18 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from node_agent.kernel import reference
 from node_agent.kernel import session as sessions
 from node_agent.kernel.session import MAX_IN_FLIGHT
 from runner.guest.calls import CallRefused, Session
+from runner.wire import record
 from runner.wire.calls import MAX_CALL_BYTES, ErrorCode
+from runner.wire.errors import WireError
 from tests.kernel.line import Line, in_line, talk
 from tests.support.wait import await_until
 
@@ -300,3 +304,21 @@ def test_an_unasked_record_comes_between_answers_and_is_kept_for_who_waits() -> 
         return [first, second, session.pushed(0), session.pushed(0), session.pushed(0)]
 
     assert told(work)[0] == [True, True, {"signal": {"name": "INT"}}, {"signal": {"name": "TERM"}}, None]
+
+
+def test_the_reference_page_is_what_the_table_says() -> None:
+    """docs/reference/kernel.md lists every call of this version, and no other; `make reference` writes it."""
+    entries = reference.table()
+    written = (Path(__file__).parents[2] / "docs" / "reference" / "kernel.md").read_text("utf-8")
+    assert written == reference.page(entries), "run: make reference"
+
+
+def test_k2_every_call_says_what_it_is() -> None:
+    """A name of two words, one sentence, an answer; what its fields are is made of types that the wire reads."""
+    for op, entry in reference.table().items():
+        noun, dot, verb = op.partition(".")
+        assert (noun.isidentifier(), dot, verb.isidentifier()) == (True, ".", True), op
+        assert entry.what.endswith("."), op
+        assert entry.answer, op
+        with pytest.raises(WireError):
+            record.decode(entry.ask, {"no such field": 1})

@@ -15,10 +15,13 @@ from node_agent.containment.freezing import FREEZE_TIMEOUT_S, Still
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.signalpost import MOST_TOLD, Sent
 from node_agent.kernel.signals import BURST, may_signal
+from node_agent.pausing import Order, Pauser
+from node_agent.walltime import WallTime
 from runner.wire import ids
 from runner.wire import spec as specs
 from runner.wire.calls import ErrorCode
 from runner.wire.codec import Json
+from runner.wire.event import EventType
 from runner.wire.keys import Keys
 from runner.wire.signals import FATAL, FREEZING, TOLD, UNMASKABLE, Signal, SignalName
 from runner.wire.spec import JobSpec
@@ -53,16 +56,19 @@ class Tree:
         """None are open."""
         return 0
 
+    def cpu_s(self) -> float:
+        """None was used."""
+        return 0.0
+
     async def freeze(self, frozen: bool, timeout_s: float = FREEZE_TIMEOUT_S) -> Still:
         """Note it."""
         self.done.append("freeze" if frozen else "thaw")
         return Still(True, 1, "paper")
 
 
-def start(node: Node, **changes: object) -> tuple[Caller, Tree]:
-    """A running job of a node; ``watch`` among the changes is a grant."""
-    grants = {name: changes.pop(name) for name in ("watch",) if name in changes}
-    who = rig.caller(build.job(**changes), **grants)
+def start(node: Node, *, watch: tuple[str, ...] = (), **changes: object) -> tuple[Caller, Tree]:
+    """A running job of a node, which may watch others."""
+    who = rig.caller(build.job(**changes), watch=watch)
     tree = Tree()
     who.run.tree, who.run.selectors = tree, specs.selectors_of(who.spec, node.name)
     node.runs.append(who.run)
@@ -82,6 +88,11 @@ async def outcome(node: Node, who: Caller, name: str, **fields: object) -> Json:
 async def operator(node: Node, who: Caller, name: str) -> str:
     """Send an operator's signal."""
     return (await node.signals.carry_out(who.run, Sent(SignalName(name), "operator ann", 1, "why"))).outcome
+
+
+def stands_still(wall: WallTime) -> bool:
+    """Whether the clock of a time limit was stopped."""
+    return wall._paused
 
 
 def pushed(who: Caller) -> list[str]:
@@ -262,7 +273,7 @@ def test_signals_cross_nodes_and_are_judged_where_they_arrive(valkey: Valkey) ->
             who, tree = start(there, tags={"team": "a"})
             known.jobs |= {one.job: one.spec for one in (guard, bare, who)}
             store = Redis(unix_socket_path=str(valkey.socket))
-            await store.hset(Keys().job(who.job), mapping={"rf_state": "running", "rf_claim": "n2/boot/1"})  # type: ignore[misc]  # untyped
+            await store.hset(Keys().job(who.job), mapping={"rf_state": "running", "rf_claim": "n2/boot/1"})
             assert await outcome(here, guard, "USR1", job=who.job) == "delivered"
             assert await outcome(here, guard, "STOP", job=who.job) == "applied"
             assert tree.done == ["SIGUSR1", "freeze"]
@@ -275,10 +286,37 @@ def test_signals_cross_nodes_and_are_judged_where_they_arrive(valkey: Valkey) ->
                 await here.bell.ring("n2", "signal", *here.seals.seal(word))
             assert await outcome(here, guard, "USR2", job=who.job) == "queued"
             assert tree.done == ["SIGUSR1", "freeze", "SIGUSR2"]
-            await store.hset(Keys().job(who.job), "rf_state", "finished")  # type: ignore[misc]  # untyped
+            await store.hset(Keys().job(who.job), "rf_state", "finished")
             assert await outcome(here, guard, "TERM", job=who.job) == "refused"
             await store.delete(Keys().job(who.job))
             await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_attack_32_a_job_that_stops_itself_wins_no_time_and_floods_nobody(valkey: Valkey) -> None:
+    """Its time limit goes on, its pauses are told in its own stream, and it can't stop and go on without end."""
+
+    async def main() -> None:
+        async with fleet(valkey, "n1", clock=lambda: 0.0) as nodes:
+            node = nodes["n1"]
+            who, tree = start(node)
+            guard, _ = start(node, watch=("all",))
+            wall = who.run.wall = WallTime(1000, lambda: None)
+            told: list[EventType] = []
+            node.signals._pauser = Pauser(node.around.notary, node.around, lambda _job, _no, kind, _: told.append(kind))
+            for name in ("STOP", "CONT") * 5:
+                assert await outcome(node, guard, name, job=who.job) == "applied"
+                assert not stands_still(wall)
+            assert await outcome(node, guard, "STOP", job=who.job) == "refused"
+            assert told == [EventType.JOB_PAUSED, EventType.JOB_RESUMED] * 5
+            assert tree.done == ["freeze", "thaw"] * 5
+            assert rig.emitted(node.around) == []
+            assert await operator(node, who, "LOOP") == "applied"
+            assert not stands_still(wall)
+            await node.signals._pauser.carry_out(who.run, Order("pause", "operator"))
+            assert stands_still(wall)
+            wall.cancel()
 
     asyncio.run(main())
 

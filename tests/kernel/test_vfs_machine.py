@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import cast
 
 from hypothesis import HealthCheck, settings
@@ -13,18 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from redis.asyncio import Redis
 
-from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.vfs.mounts import WORKING
 from node_agent.kernel.vfs.nodes import ENTRY_BYTES
 from runner.wire.calls import MAX_DATA_BYTES
 from tests.kernel import rig
 from tests.kernel.disks import Answer, Disk, job
+from tests.kernel.filemodel import Inode, Model, No, Open, Path
 from tests.support.valkey import Valkey
 
 STATE_BYTES = 4096
-NAMES = ("a", "b", "d", "d/x", "d/e", "d/e/y", "d/e/y/z")
-Path = tuple[str, ...]
+NAMES = ("a", "a", "b", "d", "d/x", "d/x", "d/e", "d/e/y", "d/e/y/z")
+#: Mostly one of the open descriptors (see number), sometimes any.
+FD = st.integers(0, 15)
 FLAGS = (
     ("read",),
     ("write",),
@@ -38,62 +38,25 @@ FLAGS = (
 )
 
 
-@dataclass(eq=False)
-class Inode:
-    """A file of the model. ``kept``: what the store has of it, None: nothing."""
-
-    data: bytes = b""
-    kept: bytes | None = None
-    dirty: bool = True
-    linked: bool = True
-    opens: int = 0
-    ends_s: float | None = None
-
-
-@dataclass(eq=False)
-class Open:
-    """A descriptor of the model."""
-
-    inode: Inode
-    flags: frozenset[str]
-    offset: int = 0
-    reads: bool = field(init=False)
-    writes: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.reads = "read" in self.flags
-        self.writes = bool(self.flags & {"write", "append"})
-
-
-class No(Exception):
-    """What the model refuses a call with."""
-
-
-class Files(RuleBasedStateMachine):
+class Files(Model, RuleBasedStateMachine):
     """One volume against a dictionary. ``kept``: it is /state, and the store may refuse a publication."""
 
     root = "/mem/working"
-    kept = False
     total, most = WORKING.total_bytes, WORKING.file_bytes
     redis: Redis
 
     def __init__(self) -> None:
-        super().__init__()
+        RuleBasedStateMachine.__init__(self)
+        Model.__init__(self)
         self.loop = asyncio.new_event_loop()
         self.redis = self.connect()
         self.disk = Disk(self.redis)
-        self.who = [self.session(job(state_bytes=STATE_BYTES))]
+        self.who = [job(state_bytes=STATE_BYTES)]
         self.who.append(rig.again(self.who[0]))
-        self.tree: dict[Path, Inode | None] = {(): None}  # None: a directory
-        self.fds: list[dict[int, Open]] = [{}, {}]
-        self.orphans: set[Inode] = set()
 
     def connect(self) -> Redis:
         """A client that is never used."""
         return Redis()
-
-    def session(self, first: Caller) -> Caller:
-        return first
 
     def teardown(self) -> None:
         self.loop.run_until_complete(self.redis.aclose())
@@ -101,7 +64,12 @@ class Files(RuleBasedStateMachine):
 
     # Calls
 
-    @rule(who=st.integers(0, 1), name=st.sampled_from(NAMES), flags=st.sampled_from(FLAGS), ttl=st.sampled_from((None, None, 5)))
+    @rule(
+        who=st.integers(0, 1),
+        name=st.sampled_from(NAMES),
+        flags=st.sampled_from(FLAGS),
+        ttl=st.sampled_from((None, None, 5)),
+    )
     def open(self, who: int, name: str, flags: tuple[str, ...], ttl: int | None) -> None:
         chosen = frozenset(flags)
         ttl_s = ttl if not self.kept and chosen & {"write", "append"} else None
@@ -124,7 +92,7 @@ class Files(RuleBasedStateMachine):
             elif "truncate" in chosen:
                 inode.dirty = True
             if ttl_s is not None:
-                inode.ends_s = self.disk.now_s + ttl_s
+                inode.ends_s = self.now_s + ttl_s
             number = min(set(range(64)) - set(self.fds[who]))
             inode.opens += 1
             self.fds[who][number] = Open(inode, chosen)
@@ -133,8 +101,10 @@ class Files(RuleBasedStateMachine):
         fields = {} if ttl_s is None else {"ttl_s": ttl_s}
         self.same(who, "open", model, lambda answer: answer["fd"], path=self.spelled(name), flags=list(flags), **fields)
 
-    @rule(who=st.integers(0, 1), fd=st.integers(0, 3))
+    @rule(who=st.integers(0, 1), fd=FD)
     def close(self, who: int, fd: int) -> None:
+        fd = self.number(who, fd)
+
         def model() -> None:
             one = self.descriptor(who, fd)
             try:
@@ -146,8 +116,10 @@ class Files(RuleBasedStateMachine):
 
         self.same(who, "close", model, None, fd=fd)
 
-    @rule(who=st.integers(0, 1), fd=st.integers(0, 3), count=st.integers(0, 40), at=st.none() | st.integers(0, 30))
+    @rule(who=st.integers(0, 1), fd=FD, count=st.integers(0, 40), at=st.none() | st.integers(0, 30))
     def read(self, who: int, fd: int, count: int, at: int | None) -> None:
+        fd = self.number(who, fd)
+
         def model() -> bytes:
             one = self.descriptor(who, fd)
             if not one.reads:
@@ -161,8 +133,10 @@ class Files(RuleBasedStateMachine):
         fields = {"count": count} if at is None else {"count": count, "at": at}
         self.same(who, "read", model, lambda answer: base64.b64decode(cast("str", answer["data"])), fd=fd, **fields)
 
-    @rule(who=st.integers(0, 1), fd=st.integers(0, 3), data=st.binary(max_size=40), at=st.none() | st.integers(0, 30))
+    @rule(who=st.integers(0, 1), fd=FD, data=st.binary(max_size=40), at=st.none() | st.integers(0, 30))
     def write(self, who: int, fd: int, data: bytes, at: int | None) -> None:
+        fd = self.number(who, fd)
+
         def model() -> int:
             one = self.descriptor(who, fd)
             if not one.writes:
@@ -179,8 +153,10 @@ class Files(RuleBasedStateMachine):
         fields = {} if at is None else {"at": at}
         self.same(who, "write", model, lambda answer: answer["size"], fd=fd, data=data, **fields)
 
-    @rule(who=st.integers(0, 1), fd=st.integers(0, 3), size=st.sampled_from((0, 1, 7, 1500, 400_000, 1 << 20, (1 << 20) + 1)))
+    @rule(who=st.integers(0, 1), fd=FD, size=st.sampled_from((0, 1, 7, 1500, 400_000, 1 << 20, (1 << 20) + 1)))
     def truncate(self, who: int, fd: int, size: int) -> None:
+        fd = self.number(who, fd)
+
         def model() -> int:
             one = self.descriptor(who, fd)
             if not one.writes:
@@ -190,8 +166,10 @@ class Files(RuleBasedStateMachine):
 
         self.same(who, "truncate", model, lambda answer: answer["size"], fd=fd, size=size)
 
-    @rule(who=st.integers(0, 1), fd=st.integers(0, 3), offset=st.integers(-30, 30), whence=st.sampled_from(("start", "here", "end")))
+    @rule(who=st.integers(0, 1), fd=FD, offset=st.integers(-30, 30), whence=st.sampled_from(("start", "here", "end")))
     def seek(self, who: int, fd: int, offset: int, whence: str) -> None:
+        fd = self.number(who, fd)
+
         def model() -> int:
             one = self.descriptor(who, fd)
             place = {"start": 0, "here": one.offset, "end": len(one.inode.data)}[whence] + offset
@@ -202,8 +180,10 @@ class Files(RuleBasedStateMachine):
 
         self.same(who, "seek", model, lambda answer: answer["offset"], fd=fd, offset=offset, whence=whence)
 
-    @rule(who=st.integers(0, 1), fd=st.integers(0, 3))
+    @rule(who=st.integers(0, 1), fd=FD)
     def sync(self, who: int, fd: int) -> None:
+        fd = self.number(who, fd)
+
         def model() -> None:
             one = self.descriptor(who, fd)
             if not one.writes:
@@ -254,7 +234,9 @@ class Files(RuleBasedStateMachine):
                 raise No("too_large")
             return inode.data
 
-        self.same(who, "get", model, lambda answer: base64.b64decode(cast("str", answer["data"])), path=self.spelled(name))
+        self.same(
+            who, "get", model, lambda answer: base64.b64decode(cast("str", answer["data"])), path=self.spelled(name)
+        )
 
     @rule(who=st.integers(0, 1), name=st.sampled_from(NAMES))
     def mkdir(self, who: int, name: str) -> None:
@@ -288,23 +270,12 @@ class Files(RuleBasedStateMachine):
     def rename(self, who: int, name: str, to: str) -> None:
         def model() -> None:
             source, target = self.path(name), self.path(to)
-            if self.look_for(source) == "nothing":
-                raise No("not_found")
-            there = self.look_for(target)
-            if target[: len(source)] == source and len(target) > len(source):
-                raise No("bad_request")
-            node, over = self.tree[source], self.tree.get(target)
-            if there != "nothing" and node is None and over is not None:
-                raise No("not_a_directory")
-            if there != "nothing" and node is not None and over is None:
-                raise No("is_a_directory")
-            if source == target:
+            if not self.moves(source, target):
                 return
-            if over is None and there != "nothing" and self.below(target):
-                raise No("not_empty")
+            node, over = self.tree[source], self.tree.get(target)
             if node is not None and node.kept is None and over is not None:
                 node.kept = over.kept
-            if there != "nothing":
+            if target in self.tree:
                 self.unlink(target)
             for path in (source, *self.below(source)):
                 self.tree[(*target, *path[len(source) :])] = self.tree.pop(path)
@@ -323,7 +294,7 @@ class Files(RuleBasedStateMachine):
     @precondition(lambda self: not self.kept)
     @rule(seconds=st.sampled_from((1, 4, 6)))
     def time_passes(self, seconds: int) -> None:
-        self.disk.now_s += seconds
+        self.disk.now_s = self.now_s = self.now_s + seconds
 
     @invariant()
     def looks_the_same(self) -> None:
@@ -335,13 +306,6 @@ class Files(RuleBasedStateMachine):
         tree = self.disk.files.place(self.who[0], self.root).mounted().tree
         assert tree.used_bytes == self.used()
 
-    # The model's own
-
-    def tick(self) -> None:
-        for path, node in list(self.tree.items()):
-            if node is not None and node.ends_s is not None and node.ends_s <= self.disk.now_s:
-                self.unlink(path)
-
     def walk(self, above: Path, found: dict[Path, int | None]) -> None:
         answer = self.call(0, "list", path="/".join((self.root, *above)))
         for entry in cast("list[Answer]", answer["entries"]):
@@ -349,80 +313,6 @@ class Files(RuleBasedStateMachine):
             found[path] = None if entry["type"] == "directory" else cast("int", entry["size"])
             if entry["type"] == "directory":
                 self.walk(path, found)
-
-    def used(self) -> int:
-        named = sum(ENTRY_BYTES + (0 if node is None else len(node.data)) for path, node in self.tree.items() if path)
-        return named + sum(len(node.data) for node in self.orphans)
-
-    def room(self, growth: int) -> None:
-        if self.used() + growth > self.total:
-            raise No("quota")
-
-    def store_room(self, growth: int) -> None:
-        """The store counts what it has, which is not what this attempt sees."""
-        if not self.kept:
-            return
-        files = [node.kept for node in self.tree.values() if node is not None and node.kept is not None]
-        dirs = sum(node is None for path, node in self.tree.items() if path)
-        if growth > 0 and sum(map(len, files)) + ENTRY_BYTES * (len(files) + dirs) + growth > self.total:
-            raise No("quota")
-
-    def change(self, inode: Inode, data: bytes, changed: bool) -> None:
-        if not changed:
-            return
-        if len(data) > self.most:
-            raise No("too_large")
-        if len(data) > len(inode.data):
-            self.room(len(data) - len(inode.data))
-        inode.data, inode.dirty = data, True
-
-    def publish(self, inode: Inode) -> None:
-        if not (self.kept and inode.linked and inode.dirty):
-            return
-        self.store_room(len(inode.data) - len(inode.kept or b"") + (ENTRY_BYTES if inode.kept is None else 0))
-        inode.kept, inode.dirty = inode.data, False
-
-    def closed(self, inode: Inode) -> None:
-        inode.opens -= 1
-        if inode.opens:
-            return
-        self.orphans.discard(inode)
-        if self.kept and inode.linked and inode.dirty:
-            if inode.kept is None:
-                self.unlink(next(path for path, node in self.tree.items() if node is inode))
-            else:
-                inode.data, inode.dirty = inode.kept, False
-
-    def unlink(self, path: Path) -> None:
-        node = self.tree.pop(path)
-        if node is not None:
-            node.linked = False
-            if node.opens:
-                self.orphans.add(node)
-
-    def below(self, path: Path) -> list[Path]:
-        return [one for one in self.tree if len(one) > len(path) and one[: len(path)] == path]
-
-    def path(self, name: str) -> Path:
-        return tuple(name.split("/"))
-
-    def look_for(self, path: Path) -> str:
-        """Return what is there; the way to it must consist of directories."""
-        self.tick()
-        for depth in range(1, len(path)):
-            if path[:depth] not in self.tree:
-                raise No("not_found")
-            if self.tree[path[:depth]] is not None:
-                raise No("not_a_directory")
-        if path not in self.tree:
-            return "nothing"
-        return "directory" if self.tree[path] is None else "file"
-
-    def descriptor(self, who: int, fd: int) -> Open:
-        self.tick()
-        if fd not in self.fds[who]:
-            raise No("bad_descriptor")
-        return self.fds[who][fd]
 
     def spelled(self, name: str) -> str:
         """The same path in other words."""
@@ -477,17 +367,14 @@ class Kept(Files):
         self.who = [job(first.run.attempt + 1, like=first)]
         self.who.append(rig.again(self.who[0]))
 
-    @rule()
-    def seconds_pass(self) -> None:
-        """The bound on changes in a time is not what is tested here."""
-
     def call(self, who: int, op: str, **fields: object) -> Answer:
+        # How many changes there may be in a time is not what is tested here.
         self.disk.now_s += 1
         return super().call(who, op, **fields)
 
 
 LIGHT = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 
 

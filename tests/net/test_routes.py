@@ -14,7 +14,7 @@ from broker.egress.orders import dump_rules, load_rules
 from broker.egress.routes import Goal, goal_of
 from broker.egress.rules import Destination, Route, Rules
 from node_agent.errors import EgressRefusedError
-from node_agent.routes import base_urls, routes_of
+from node_agent.routes import base_urls, library_urls, routes_of
 from node_agent.sandbox import payload_of
 from runner.wire import codec
 from runner.wire.grants import Grants, NetGrant, SecretGrant
@@ -112,6 +112,8 @@ def test_the_job_is_told_its_base_urls() -> None:
         "RINGFENCE_URL_DB_INTERNAL_5432": door + "db.internal:5432",
         "RINGFENCE_URL_PLAIN_EXAMPLE_COM": door + "plain.example.com",
         "RINGFENCE_URL_1_443": door + "[::1]:443",
+    }
+    assert library_urls(grants) == {
         "OPENAI_BASE_URL": door + "MY_KEY/v1",
         "OPENAI_API_BASE": door + "MY_KEY/v1",
         "OPENAI_API_KEY": "ringfence-proxied",
@@ -122,13 +124,14 @@ def test_the_job_is_told_its_base_urls() -> None:
     assert told["MY_KEY"] == ("api.openai.com:443", True)
     assert told["db.internal:5432"] == ("db.internal:5432", False)
     assert told["[::1]:443"] == ("[::1]:443", True)
-    assert base_urls(grants, {"MY_KEY": "generic"})["OPENAI_BASE_URL"] == door + "OPENAI_OTHER/v1"
+    assert library_urls(grants, {"MY_KEY": "generic"})["OPENAI_BASE_URL"] == door + "OPENAI_OTHER/v1"
     payload = codec.load(payload_of(job(grants=grants, env={"OPENAI_BASE_URL": "http://mine"}), 1))
     assert isinstance(payload, dict)
     env = payload["env"]
     assert isinstance(env, dict)
     assert (env["OPENAI_BASE_URL"], env["MY_KEY"]) == ("http://mine", "ringfence-proxied")
-    assert base_urls(Grants()) == {}
+    assert payload["urls"] == base_urls(grants)
+    assert base_urls(Grants()) == library_urls(Grants()) == {}
 
 
 def test_a_net_grant_of_a_secret_s_host_is_no_way_around_it() -> None:

@@ -193,7 +193,7 @@ def node(host: HostReport, policy: Policy) -> tuple[Rules, Defaults]:
         "AgentSettings", SimpleNamespace(name="n1", slots=SLOTS, tasks=("app",), task_path=(), labels={})
     )
     own.trust = cast("Trust", SimpleNamespace(by_id=lambda: {KEY.key_id: trusted}))
-    own.policy, own.groups, own.loose = policy, None, ()
+    own.policy, own.groups, own.loose, own.prices, own.fleet = policy, None, (), None, None
     with patch.object(grounds, "_ram", lambda: RAM_BYTES):
         return own.rules(host), own.defaults(host)
 

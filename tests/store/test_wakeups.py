@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from node_agent.lanes import Lanes
+from node_agent.lanes import WINDOW, Lanes
 from node_agent.wakeups import Wakeups
 from tests.store.desk import Agent, Desk
 from tests.support.wait import await_until
@@ -26,6 +26,7 @@ class Store:
     def __init__(self) -> None:
         self.waits: list[tuple[str, ...]] = []
         self.passed: list[str] = []
+        self.looks = 0
         self.answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
     async def wait(self, lanes: Sequence[str]) -> str | None:
@@ -36,6 +37,7 @@ class Store:
         self.passed.append(lane)
 
     async def lanes(self) -> tuple[str, ...]:
+        self.looks += 1
         return ("agents",)
 
 
@@ -88,6 +90,34 @@ def test_who_may_not_claim_asks_for_no_wake_up() -> None:
         assert store.waits == [()]
 
     asyncio.run(scene())
+
+
+def test_names_are_read_seldom_where_turns_tell_of_new_ones() -> None:
+    """A second later the turn's own count is enough; with more lanes than a window, or no turns, names are read."""
+
+    async def looks(fit: bool, lanes: int) -> int:
+        store, now = Store(), 100.0
+        store.answer.set_result(None)
+        known = Lanes("n1", ["*"], {}, "A")
+        known.refresh(f"q{number}" for number in range(lanes))
+        wakeups = Wakeups(store, known, Slots(free=True), lambda: fit, lambda: now)
+        for _ in range(5):
+            now += 1.1
+            await wakeups.wait(True)
+        return store.looks
+
+    assert asyncio.run(looks(True, 2)) == 0
+    assert asyncio.run(looks(True, WINDOW + 1)) == 1
+    assert asyncio.run(looks(False, 2)) == 5
+
+
+def test_a_new_lane_is_found_by_the_next_turn(agent: Agent, desk: Desk) -> None:
+    """A turn that knew one lane fewer claims nothing and names them all; the next one claims."""
+    agent.run(agent.store.lanes())
+    job = desk.enqueue()
+    reply = agent.turn(free=(0,), lanes=())
+    assert (reply.lanes, reply.claims, reply.more) == (("agents",), (), True)
+    assert [claim.job for claim in agent.turn(free=(0,), lanes=reply.lanes).claims] == [job]
 
 
 def test_a_wake_up_that_was_given_back_wakes_another(agent: Agent, desk: Desk) -> None:

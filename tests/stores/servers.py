@@ -1,4 +1,4 @@
-"""Stores in other forms: behind TLS that wants a client's certificate, and behind Sentinel with a replica.
+"""Stores in other forms: behind TLS that wants a client's certificate, behind Sentinel with a replica, in a cluster.
 
 Called by test_reached.py. Must never outlive its block; ports are the kernel's choice, on loopback.
 """
@@ -20,10 +20,14 @@ from pathlib import Path
 
 import redis
 
+from runner.wire.cluster import slot_of
 from tests.support import valkey
 from tests.support.wait import wait_until
 
-__all__ = ["Certificates", "Guarded", "certificates", "guarded", "tls_front"]
+__all__ = ["Certificates", "Clustered", "Guarded", "certificates", "clustered", "guarded", "tls_front"]
+
+#: The hash tag of the fleet in a cluster.
+TAG = "fleet-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,69 @@ def guarded(folder: Path) -> Iterator[Guarded]:
         finally:
             process.kill()
             process.wait(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Clustered:
+    """Three nodes of a cluster; ``slot`` is that of the fleet's tag."""
+
+    url: str
+    ports: tuple[int, ...]
+    slot: int
+
+    def node(self, port: int) -> redis.Redis:
+        """Return a client of one node."""
+        return redis.Redis(port=port)
+
+    def owner(self) -> int:
+        """Return the port of the node that owns the slot."""
+        for port in self.ports:
+            with self.node(port) as client, suppress(redis.ResponseError):
+                client.execute_command("CLUSTER", "COUNTKEYSINSLOT", self.slot)
+                client.get(f"{{{TAG}}}")
+                return port
+        raise AssertionError("nobody owns the slot")
+
+    def move(self, target: int) -> None:
+        """Give the slot with all its keys to another node."""
+        source = self.owner()
+        ids = {port: self._word(port, "MYID") for port in self.ports}
+        self._word(target, "SETSLOT", self.slot, "IMPORTING", ids[source])
+        self._word(source, "SETSLOT", self.slot, "MIGRATING", ids[target])
+        with self.node(source) as client:
+            # Agents write to the slot meanwhile: until nothing is left of it.
+            while keys := client.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, 100):
+                client.execute_command("MIGRATE", "127.0.0.1", target, "", 0, 5000, "KEYS", *keys)
+        for port in (target, source, *self.ports):
+            self._word(port, "SETSLOT", self.slot, "NODE", ids[target])
+
+    def _word(self, port: int, *words: str | int) -> str:
+        with self.node(port) as client:
+            return str(client.execute_command("CLUSTER", *words).decode())
+
+
+@contextmanager
+def clustered(folder: Path) -> Iterator[Clustered]:
+    """Yield a cluster of three nodes, each with a third of the slots; its URL names one that does not own the tag's."""
+    ports = tuple(_free_port() for _ in range(3))
+    with ExitStack() as stack:
+        for port in ports:
+            own = ("--bind", "127.0.0.1", "--port", str(port), "--cluster-enabled", "yes")
+            more = ("--cluster-port", str(_free_port()), "--cluster-config-file", str(folder / f"{port}.conf"))
+            stack.enter_context(valkey.running((*own, *more)))
+        found = Clustered("", ports, slot_of(TAG))
+        for index, port in enumerate(ports):
+            first, last = index * 16384 // 3, (index + 1) * 16384 // 3 - 1
+            found._word(port, "ADDSLOTSRANGE", first, last)
+            found._word(port, "SET-CONFIG-EPOCH", index + 1)
+        for port in ports[1:]:
+            with found.node(port) as client:
+                bus = int(client.config_get("cluster-port")["cluster-port"])
+            found._word(ports[0], "MEET", "127.0.0.1", port, bus)
+        for port in ports:
+            wait_until(lambda port=port: "cluster_state:ok" in found._word(port, "INFO"), "the cluster to stand", 20)  # type: ignore[misc]  # late binding
+        other = next(port for port in ports if port != found.owner())
+        yield Clustered(f"redis+cluster://127.0.0.1:{other}/{TAG}", ports, found.slot)
 
 
 def _knows_replica(port: int) -> bool:

@@ -10,8 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from redis.asyncio import Redis
-
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.seams import Around
@@ -30,6 +28,8 @@ from runner.wire.keys import Keys
 
 __all__ = ["Files"]
 
+#: Whole numbers beyond have no portable form in JSON.
+_FARTHEST: Final = 2**53
 _WRITING: Final = {"write", "append"}
 _NONE: Final[Mapping[str, Json]] = {}
 
@@ -39,14 +39,14 @@ class Files:
 
     def __init__(
         self,
-        redis: Redis,
+        store: Store,
         keys: Keys,
         *,
         tools: Shown = lambda caller: _NONE,
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self._store = Store(redis, keys)
+        self._store = store
         self._keys = keys
         self._shown: Mapping[str, Shown] = {"tools": tools, "policy": policy_of, "ipc": ipc_of}
         self._clock, self._now_ms = clock, now_ms
@@ -57,13 +57,16 @@ class Files:
     @classmethod
     def on(cls, around: Around, tools: Shown = lambda caller: _NONE) -> Files:
         """Return the files of a node's kernel."""
-        made = cls(around.redis, around.keys, tools=tools)
+        made = cls(Store(around.redis, around.keys), around.keys, tools=tools)
         around.ending.append(made.ended)
         return made
 
     def entries(self) -> tuple[Entry, ...]:
         """Return every call about files."""
-        return rows.entries(self, self._names)
+        opened = (self.open, self.close, self.read, self.write, self.seek, self.truncate, self.sync)
+        names = self._names
+        named = (names.stat, names.list, names.get, names.put, names.remove, names.rename, names.mkdir)
+        return rows.entries({f"file.{handler.__name__}": handler for handler in (*opened, *named)})
 
     def ended(self, caller: Caller) -> None:
         """An attempt is over: its memory goes; what the store keeps stays there."""
@@ -143,8 +146,8 @@ class Files:
         """file.seek: a place beyond the end is allowed, one before the beginning is not."""
         one = self.descriptor(caller, ask.fd)
         base = {"start": 0, "here": one.offset, "end": one.file.size}[ask.whence]
-        if base + ask.offset < 0:
-            raise CallError(ErrorCode.BAD_REQUEST, "the place would be before the beginning")
+        if not 0 <= base + ask.offset <= _FARTHEST:
+            raise CallError(ErrorCode.BAD_REQUEST, "the place would be before the beginning, or too far away")
         one.offset = base + ask.offset
         return {"offset": one.offset}
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
+from node_agent.errors import StoreAwayError
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.vfs.nodes import ENTRY_BYTES, Bounds
 from node_agent.kernel.vfs.paths import Parts
+from node_agent.storelink import answered
 from runner.scripts import loader
 from runner.wire import codec
 from runner.wire.calls import ErrorCode
@@ -57,8 +58,17 @@ class Index(NamedTuple):
     entries: Mapping[Parts, Entry]
 
 
-#: None: it is still the version that the caller has.
-Loaded = Index | None
+class Loaded(NamedTuple):
+    """A whole index as it came; reading it takes about as long as using it."""
+
+    version: int
+    now_ms: int
+    flat: list[bytes]
+
+    def entries(self) -> dict[Parts, Entry]:
+        """Return the entries by path."""
+        read = ((name, _entry(value, self.now_ms)) for name, value in zip(self.flat[::2], self.flat[1::2], strict=True))
+        return {_parts(name): entry for name, entry in read if entry is not None}
 
 
 class Done(NamedTuple):
@@ -98,25 +108,19 @@ class Where:
 
 
 class Store:
-    """The files' side of the store. Every method raises CallError or RedisError."""
+    """The files' side of the store. Every method raises CallError or StoreAwayError."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
         self._script = redis.register_script(loader.load("files").text)
 
-    async def load(self, where: Where, known: int) -> Loaded:
+    async def load(self, where: Where, known: int) -> Loaded | None:
         """Return the index unless it is still ``known``, and own the tree from here on if it has an owner."""
         reply = await self._run(where, {"op": "load", "known": known, "list": []}, ())
         if reply[0] == b"same":
             return None
-        now_ms, flat = int(cast("bytes", reply[2])), cast("list[bytes]", reply[3])
-        found = {}
-        for name, value in zip(flat[::2], flat[1::2], strict=True):
-            entry = _entry(value, now_ms)
-            if entry is not None:
-                found[_parts(name)] = entry
-        return Index(int(cast("bytes", reply[1])), found)
+        return Loaded(int(cast("bytes", reply[1])), int(cast("bytes", reply[2])), cast("list[bytes]", reply[3]))
 
     async def change(self, where: Where, changes: Sequence[Change]) -> Done:
         """Carry all of ``changes`` out, or none. Raises CallError: what stands in the way; Lost."""
@@ -134,7 +138,7 @@ class Store:
 
     async def content(self, where: Where, path: Parts) -> bytes | None:
         """Return what the store has of a file; None: nothing."""
-        found: object = await self._redis.hget(where.contents, _name(path))
+        found = await answered(self._redis.hget(where.contents, _name(path)))
         return found if isinstance(found, bytes) else None
 
     async def _run(self, where: Where, doc: dict[str, codec.Json], blobs: Sequence[bytes]) -> list[object]:
@@ -142,9 +146,9 @@ class Store:
         doc |= {"rq": self._keys.rq, "rf": self._keys.rf, "fence": where.fence, "ttl": where.ttl_s}
         doc |= {"depth": where.depth, "owner": where.owner, "merge": where.fence == 0}
         doc |= {"cap": bounds.total_bytes, "file": bounds.file_bytes, "entries": bounds.entries, "entry": ENTRY_BYTES}
-        reply = await self._script(keys=[where.index, where.contents], args=[codec.dump(doc), *blobs])
+        reply = await answered(self._script(keys=[where.index, where.contents], args=[codec.dump(doc), *blobs]))
         if not isinstance(reply, list) or not reply:
-            raise RedisError("an answer of files.lua has another form")
+            raise StoreAwayError("an answer of files.lua has another form")
         if reply[0] == b"fence":
             raise CallError(ErrorCode.ENDED, "a newer attempt of this job has its files now")
         if reply[0] == b"gone":

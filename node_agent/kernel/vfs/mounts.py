@@ -43,7 +43,7 @@ _ABOVE: Final[tuple[Parts, ...]] = ((), ("mem",))
 _NAMED: Final = ("episodic", "semantic", "procedural")
 _FILE_BYTES: Final = 1 << 20
 _HELD_BYTES: Final = 4 << 20
-_ENTRIES: Final = 512
+_ENTRIES: Final = 256
 #: Of an attempt's own memory, and of all that one agent's name remembers.
 WORKING: Final = Bounds(4 << 20, _FILE_BYTES, _ENTRIES, 4 << 20)
 MEMORY: Final = Bounds(16 << 20, _FILE_BYTES, _ENTRIES, _HELD_BYTES)
@@ -143,7 +143,8 @@ class Mounts:
         return Kept(tree, caller.job, store, where, self._clock, shared=True)
 
     def _showing(self, documents: Mapping[str, Json]) -> Volume:
-        tree = Tree(Bounds(4 << 20, _FILE_BYTES, 1024, 4 << 20), self._clock, self._now_ms)
+        # The node's own words, bounded by what was signed and by its policy: a bound here could only hide some of them.
+        tree = Tree(Bounds(1 << 30, 1 << 30, 1 << 20, 1 << 30), self._clock, self._now_ms)
         for name in sorted(documents):
             if (name.startswith(".") and not name.strip(".")) or "/" in name:
                 continue

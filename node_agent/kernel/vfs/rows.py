@@ -6,16 +6,13 @@ Called by files.py. Must never name an error that no handler gives, or leave one
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
-from node_agent.kernel.table import Entry
+from node_agent.kernel.table import Entry, Handler
 from node_agent.kernel.vfs import asks
 from node_agent.kernel.vfs.mounts import normal
-from node_agent.kernel.vfs.names import Names
 from runner.wire.calls import ErrorCode
-
-if TYPE_CHECKING:
-    from node_agent.kernel.vfs.files import Files
 
 __all__ = ["entries"]
 
@@ -26,19 +23,19 @@ _CHANGE: Final = (*_LOOK, ErrorCode.READ_ONLY, ErrorCode.CONFLICT)
 _FD: Final = (ErrorCode.BAD_DESCRIPTOR,)
 
 
-def entries(files: Files, names: Names) -> tuple[Entry, ...]:
-    """Return the rows; see docs/inside.md for the rules that they share."""
-    rows = (*_of_open_files(files), *_of_names(names))
+def entries(handlers: Mapping[str, Handler]) -> tuple[Entry, ...]:
+    """Return the rows; ``handlers``: by the call's name. docs/inside.md says the rules that they share."""
+    rows = (*_of_open_files(handlers), *_of_looks(handlers), *_of_changes(handlers))
     # A job that was told to end may still put away what it has, for its next attempt.
     return tuple(dataclasses.replace(row, late=True) for row in rows)
 
 
-def _of_open_files(files: Files) -> tuple[Entry, ...]:
+def _of_open_files(do: Mapping[str, Handler]) -> tuple[Entry, ...]:
     return (
         Entry(
             "file.open",
             asks.Open,
-            files.open,
+            do["file.open"],
             "Open a file; create, excl and truncate as in open(2).",
             "{fd, size, version}",
             grant=_GRANT,
@@ -49,7 +46,7 @@ def _of_open_files(files: Files) -> tuple[Entry, ...]:
         Entry(
             "file.close",
             asks.Close,
-            files.close,
+            do["file.close"],
             "Publish what was written to a kept file, and close it; after unavailable or slow_down it is still open.",
             "null, or {version} of what was published",
             changes=True,
@@ -58,7 +55,7 @@ def _of_open_files(files: Files) -> tuple[Entry, ...]:
         Entry(
             "file.read",
             asks.Read,
-            files.read,
+            do["file.read"],
             "Read the next bytes, or those at a place; none at the end.",
             "{data}",
             errors=(*_FD, ErrorCode.CONFLICT),
@@ -66,17 +63,17 @@ def _of_open_files(files: Files) -> tuple[Entry, ...]:
         Entry(
             "file.write",
             asks.Write,
-            files.write,
+            do["file.write"],
             "Write at the descriptor's place, at a given one, or (append) at the end: all of it or nothing.",
             "{wrote, size}",
             changes=True,
             errors=(*_FD, ErrorCode.QUOTA, ErrorCode.TOO_LARGE, ErrorCode.CONFLICT),
         ),
-        Entry("file.seek", asks.Seek, files.seek, "Move the descriptor's place.", "{offset}", errors=_FD),
+        Entry("file.seek", asks.Seek, do["file.seek"], "Move the descriptor's place.", "{offset}", errors=_FD),
         Entry(
             "file.truncate",
             asks.Truncate,
-            files.truncate,
+            do["file.truncate"],
             "Cut an open file, or fill it up with zeros.",
             "{size}",
             changes=True,
@@ -85,7 +82,7 @@ def _of_open_files(files: Files) -> tuple[Entry, ...]:
         Entry(
             "file.sync",
             asks.Sync,
-            files.sync,
+            do["file.sync"],
             "Publish one open file, or all that this attempt changed below a path in one step.",
             "{version} or {files}",
             changes=True,
@@ -94,12 +91,12 @@ def _of_open_files(files: Files) -> tuple[Entry, ...]:
     )
 
 
-def _of_names(names: Names) -> tuple[Entry, ...]:
+def _of_looks(do: Mapping[str, Handler]) -> tuple[Entry, ...]:
     return (
         Entry(
             "file.stat",
             asks.Stat,
-            names.stat,
+            do["file.stat"],
             "Look at a file or directory, by path or descriptor.",
             "{type, size, version, linked, expires_in_s, owner, modified_ms, writable}",
             grant=_GRANT,
@@ -108,7 +105,7 @@ def _of_names(names: Names) -> tuple[Entry, ...]:
         Entry(
             "file.list",
             asks.Page,
-            names.list,
+            do["file.list"],
             "List a directory, sorted, at most 256 names at a time; the root lists the mounts of this job.",
             "{entries: [{name, type, size}], more}",
             grant=_GRANT,
@@ -117,17 +114,22 @@ def _of_names(names: Names) -> tuple[Entry, ...]:
         Entry(
             "file.get",
             asks.Get,
-            names.get,
+            do["file.get"],
             "Read a whole file of at most 32 KiB.",
             "{data, version}",
             grant=_GRANT,
             errors=(*_LOOK, ErrorCode.IS_A_DIRECTORY, ErrorCode.TOO_LARGE, ErrorCode.QUOTA),
             resource=lambda ask: normal(ask.path),
         ),
+    )
+
+
+def _of_changes(do: Mapping[str, Handler]) -> tuple[Entry, ...]:
+    return (
         Entry(
             "file.put",
             asks.Put,
-            names.put,
+            do["file.put"],
             "Write or append to a file in one call, over a given version if one is named; published with the answer.",
             "{size, version}; version is null if others appended, too",
             grant=_GRANT,
@@ -138,7 +140,7 @@ def _of_names(names: Names) -> tuple[Entry, ...]:
         Entry(
             "file.remove",
             asks.Remove,
-            names.remove,
+            do["file.remove"],
             "Remove a file, or an empty directory with directory = true.",
             "null",
             grant=_GRANT,
@@ -149,7 +151,7 @@ def _of_names(names: Names) -> tuple[Entry, ...]:
         Entry(
             "file.rename",
             asks.Rename,
-            names.rename,
+            do["file.rename"],
             "Rename inside a volume, over a file or an empty directory: at once, also for who looks meanwhile.",
             "null",
             grant=_GRANT,
@@ -160,7 +162,7 @@ def _of_names(names: Names) -> tuple[Entry, ...]:
         Entry(
             "file.mkdir",
             asks.Mkdir,
-            names.mkdir,
+            do["file.mkdir"],
             "Make a directory.",
             "null",
             grant=_GRANT,

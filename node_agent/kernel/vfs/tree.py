@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.vfs.nodes import ENTRY_BYTES, Bounds, Directory, File, Node
-from node_agent.kernel.vfs.paths import Parts, shown, split
+from node_agent.kernel.vfs.paths import MAX_DEPTH, MAX_PATH_BYTES, Parts, shown
 from runner.wire.calls import ErrorCode
 
 __all__ = ["Tree"]
@@ -143,8 +143,9 @@ class Tree:
             raise CallError(ErrorCode.IS_A_DIRECTORY, f"{shown(target)} is a directory")
         if isinstance(found, Directory) and found is not node and found.children:
             raise CallError(ErrorCode.NOT_EMPTY, f"{shown(target)} is not empty")
-        for inner in self.below(node) if isinstance(node, Directory) else ():
-            split(shown((*target, *inner.path[len(source) :])))
+        levels, size = _reach(node) if isinstance(node, Directory) else (0, 0)
+        if len(target) + levels > MAX_DEPTH or len(shown(target).encode()) + size > MAX_PATH_BYTES:
+            raise CallError(ErrorCode.BAD_REQUEST, "what is in the directory would get too long a path")
         return node, parent, name, found
 
     # Deeds
@@ -264,3 +265,17 @@ class Tree:
         if len(self._ends) > 4 * self.bounds.entries:
             self._ends = [one for one in self._ends if one[2].linked and one[2].expires_s == one[0]]
             heapq.heapify(self._ends)
+
+
+def _reach(top: Directory) -> tuple[int, int]:
+    """Return how many levels, and how many bytes, the paths below a directory have more than its own at most."""
+    levels = size = 0
+    waiting = [(top, 0, 0)]
+    while waiting:
+        directory, depth, length = waiting.pop()
+        for name, child in directory.children.items():
+            longer = length + 1 + len(name.encode())
+            levels, size = max(levels, depth + 1), max(size, longer)
+            if isinstance(child, Directory):
+                waiting.append((child, depth + 1, longer))
+    return levels, size

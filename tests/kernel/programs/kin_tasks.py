@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 
-from runner import App
+from runner import App, current_job
 from runner.guest import jobs, tools
 from runner.guest.calls import CallRefused
+from runner.wire.frames import FD_KERNEL
 
 app = App()
 
@@ -50,6 +51,21 @@ def brood(mark: str, depth: int) -> None:
 
 
 @app.task
+def leave_one(mark: str) -> str:
+    """Start a child that lingers, and end before it."""
+    return jobs.task(linger, mark).id
+
+
+@app.task
+def twice() -> tuple[bool, object]:
+    """Fail once after a child was started; the second attempt finds it."""
+    child = jobs.task(square, 9, name="nine")
+    if current_job.attempt == 1:
+        raise RuntimeError("once")
+    return child.known, child.result(timeout=30)
+
+
+@app.task
 def greedy(host: str) -> str:
     """Ask for a child with a destination that this job does not have; return the refusal's code."""
     try:
@@ -62,7 +78,8 @@ def greedy(host: str) -> str:
 @app.task
 def leave(code: int) -> None:
     """Have a process below this one end the attempt."""
-    subprocess.run([sys.executable, "-c", f"from runner.guest import jobs; jobs.leave({code})"], check=False)
+    words = [sys.executable, "-c", f"from runner.guest import jobs; jobs.leave({code})"]
+    subprocess.run(words, pass_fds=(FD_KERNEL,), check=False)
     time.sleep(60)
 
 
@@ -76,7 +93,7 @@ def use(name: str, args: dict[str, object]) -> dict[str, object]:
 @app.task
 def use_and_die(mark: str) -> None:
     """Have a process call the slow tool, and kill that process once the tool runs."""
-    caller = subprocess.Popen([sys.executable, "-c", CALL.format(mark=mark)])
+    caller = subprocess.Popen([sys.executable, "-c", CALL.format(mark=mark)], pass_fds=(FD_KERNEL,))
     time.sleep(float(os.environ.get("BEFORE", "60")))
     caller.kill()
     caller.wait()
@@ -103,3 +120,11 @@ def many(name: str, args: dict[str, object], count: int) -> list[int]:
     for thread in threads:
         thread.join()
     return codes
+
+
+@app.task
+def one_by_one(name: str, args: dict[str, object], count: int) -> None:
+    """Call a tool several times, and say after each how often."""
+    for number in range(1, count + 1):
+        tools.call(name, **args)
+        os.write(1, f"{number}\n".encode())

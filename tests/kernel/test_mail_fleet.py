@@ -1,0 +1,124 @@
+"""Mail and signals on real nodes: two agents, one store, real sandboxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner import Grants, JobKilled
+from runner.cli.ceiling import Import
+from runner.cli.commands import run_words
+from runner.client import disconnect_all
+from tests.support.rig import Rig, rigged
+
+PROGRAMS = Path(__file__).parent / "programs"
+MAIL = Grants(mail=("desk", "once"))
+
+
+@pytest.fixture(scope="module")
+def agents() -> Iterator[Rig]:
+    """Two nodes with two slots each that serve the tasks."""
+    with rigged(slots=2, heartbeat_s=5.0, imports=(Import("talk_tasks", PROGRAMS),)) as found:
+        found.start("a")
+        found.start("b")
+        yield found
+
+
+@pytest.fixture
+def rig(agents: Rig) -> Iterator[Rig]:
+    """The shared nodes for one test; nothing of the test runs on them afterwards."""
+    yield agents
+    agents.app.kill(all=True)
+    agents.wait_idle()
+    disconnect_all()
+    agents.redis.connection_pool.disconnect()
+
+
+def on(rig: Rig, name: str) -> str:
+    """The full name of a node."""
+    return rig.nodes[name].name
+
+
+def test_row_i1_two_agents_on_two_nodes_talk(rig: Rig) -> None:
+    """Questions and answers cross nodes, and a letter's receiver is known by its own word."""
+    server = rig.app.call("talk_tasks:answers", node=on(rig, "b"), grants=MAIL)
+    client = rig.app.call("talk_tasks:asks", [["a", "b"]], node=on(rig, "a"), grants=MAIL)
+    assert client.result(timeout=40) == ["A", "B", server.id]
+    assert server.result(timeout=40) == [client.id] * 3
+
+
+def test_row_i2_a_letter_outlives_the_job_that_took_it(rig: Rig) -> None:
+    """A receiver that dies with a letter loses it to the next one, on another node, at once."""
+    rig.app.call("talk_tasks:sends_once", grants=MAIL).result(timeout=40)
+    rig.app.call("talk_tasks:dies_with_a_letter", node=on(rig, "a"), grants=MAIL).outcome(timeout=40)
+    assert rig.app.call("talk_tasks:takes_over", node=on(rig, "b"), grants=MAIL).result(timeout=40) == 2
+
+
+def test_row_s1_operators_signal_a_job_and_its_handlers_run(rig: Rig) -> None:
+    """A signal's receipt says what became of it; masks hold up, LOOP freezes, and only an operator lets go on."""
+    job = rig.app.call("talk_tasks:hears")
+    rig.wait_output(job, "ready")
+    said = [job.signal(name, reason="now").outcome for name in ("USR1", "USR2", "LOOP")]
+    assert said == ["delivered", "queued", "applied"]
+    rig.wait_state(job, "paused")
+    assert job.signal("CONT").outcome == "resumed"
+    assert job.signal("TERM").outcome == "delivered"
+    assert job.result(timeout=40) == ["USR1 now", "LOOP", "-", "USR2"]
+    assert job.signal("USR1").outcome == "already_ended"
+
+
+def test_signals_reach_a_program_that_knows_nothing_of_them(rig: Rig) -> None:
+    """Without a listener USR1 and INT are the system's own, to the first process; POLICY ends it all, by its name."""
+    script = "trap 'echo one' USR1; trap 'echo int' INT; echo ready; while :; do sleep 0.05; done"
+    job = rig.command("sh", "-c", script)
+    rig.wait_output(job, "ready")
+    for name, word in (("USR1", "one"), ("INT", "int")):
+        assert job.signal(name).outcome == "delivered"
+        rig.wait_output(job, word)
+    receipt = job.signal("POLICY", reason="it must not")
+    assert (receipt.outcome, receipt.reason) == ("killed", "POLICY: it must not")
+    with pytest.raises(JobKilled) as ended:
+        job.result(timeout=20)
+    assert ended.value.reason == "policy"
+
+
+def test_operators_signal_by_name_and_selector_on_the_command_line(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Receipts of every hit job, exit codes as of pause and kill; STOP, CONT and KILL are what they are elsewhere."""
+    script = "trap 'echo one' USR1; echo ready; while :; do sleep 0.05; done"
+    jobs = [rig.command("sh", "-c", script, tags={"g": "y"}, node=on(rig, name)) for name in ("a", "b")]
+    for job in jobs:
+        rig.wait_output(job, "ready")
+
+    def cli(*words: str) -> tuple[int, str]:
+        code = run_words(["--home", str(rig.home), "signal", *words])
+        return code, capsys.readouterr().out
+
+    code, out = cli("usr1", "--tag", "g=y", "--reason", "now")
+    assert (code, out.count("signal delivered on")) == (0, 2)
+    for job in jobs:
+        rig.wait_output(job, "one")
+    assert [event.detail["why"] for event in jobs[0].events() if event.type == "job.signalled"] == ["now"]
+    assert cli("SIGSTOP", jobs[0].id)[0] == 0
+    rig.wait_state(jobs[0], "paused")
+    assert "signal queued on" in cli("USR1", jobs[0].id)[1]
+    assert cli("CONT", jobs[0].id)[0] == 0
+    assert cli("NOSUCH", jobs[0].id)[0] == 2
+    assert cli("USR1", "main-01m8q1h7tzawayv46ws7qp3136")[0] == 4
+    code, out = cli("TRUST", "--tag", "g=y")
+    assert (code, out.count("0 survivors")) == (0, 2)
+    assert {job.status().reason for job in jobs} == {"trust"}
+    assert cli("USR1", jobs[0].id)[0] == 5
+
+
+def test_a_service_job_signals_and_watches_a_job_of_another_node(rig: Rig) -> None:
+    """Ring 2 by grant: a watched job is signalled across nodes, and its end is seen as its node signed it."""
+    script = "trap 'exit 0' USR1; echo ready; while :; do sleep 0.05; done"
+    target = rig.command("sh", "-c", script, tags={"team": "x"}, node=on(rig, "a"))
+    rig.wait_output(target, "ready")
+    guard = Grants(watch=("tag:team=x",))
+    seen = rig.app.call("talk_tasks:watches", [target.id], node=on(rig, "b"), grants=guard).result(timeout=40)
+    assert seen == ["delivered", "finished", "True"]
