@@ -326,6 +326,9 @@ class Control:
     def _hits(self, run: Run, command: Command, key: TrustedKey) -> bool:
         if not _aims_at(command, key, run):
             return False
+        if command.selector.kind == "job":
+            # A job above this one was killed: nothing of it was enqueued after that (child.lua).
+            return True
         return self._store.cutoff_for(run.job_id, run.seq, (command.selector.field,)) is not None
 
     async def _end(self, runs: Iterable[Run], order: KillOrder) -> None:

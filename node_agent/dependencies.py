@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -218,7 +217,7 @@ class Dependencies:
             data = base64.b64decode((fields or {}).get(b"return_value", b""), validate=True)
         except (ValueError, binascii.Error):
             data = b""
-        if outcome.result_sha256 is None or hashlib.sha256(data).hexdigest() != outcome.result_sha256:
+        if not trust.is_value_of(outcome, data):
             raise _Unmet(f"the stored result of job {job} is not the one that its node signed")
         return data
 

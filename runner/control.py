@@ -64,7 +64,7 @@ def kill_tree(client: Client, job_id: str, order: Order) -> list[Receipt]:
     command = _command(Selector("job", ids.check_job_id(job_id)), order, None)
     keys = client.keys
     spot = [keys.job(job_id), keys.tombstone(job_id), keys.control(), keys.doomed()]
-    spot += [keys.kids(job_id), keys.cutoffs(ids.tenant_of(job_id)), keys.leases(), keys.nodes(), keys.clock()]
+    spot += [keys.kids(job_id), keys.leases(), keys.nodes(), keys.clock()]
     ttl_s = _tombstone_ttl_s(client, job_id)
     reply = orders.words(client.script("kill", spot, [orders.document(client, command, "job", job=job_id, ttl=ttl_s)]))
     own = _own_receipt(client, command, job_id, reply, order.wait_s)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -158,7 +157,7 @@ class Waiter:
         if outcome.result_sha256 is None:
             return End(outcome, None)
         stored = _decoded(last.fields.get("return_value", b"")) if last else b""
-        if hashlib.sha256(stored).hexdigest() != outcome.result_sha256:
+        if not trust.is_value_of(outcome, stored):
             raise UnverifiedResultError(f"the stored value of job {self._job_id} is not the one that its node signed")
         return End(outcome, stored)
 
@@ -176,7 +175,7 @@ def outcome_by_origin(client: Client, job_id: str, found: Mapping[str, bytes]) -
 def shown_value(outcome: Outcome, last: Entry) -> object:
     """Return a finished job's value in its plain JSON form, or None if the stored one is not the signed one."""
     stored = _decoded(last.fields.get("return_value", b""))
-    if outcome.result_sha256 is None or hashlib.sha256(stored).hexdigest() != outcome.result_sha256:
+    if not trust.is_value_of(outcome, stored):
         return None
     try:
         return codec.load(stored)

@@ -14,6 +14,7 @@ entry it does not fully understand: an unknown key, right or type refuses the wh
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from collections.abc import Iterable
@@ -32,7 +33,18 @@ from runner.wire.receipt import Outcome
 from runner.wire.spec import NEEDS_BROKER
 from runner.wire.states import END_STATES, State
 
-__all__ = ["RIGHTS", "Trust", "is_end_of", "load", "pack_card", "read_card", "save", "serves", "signed_outcome"]
+__all__ = [
+    "RIGHTS",
+    "Trust",
+    "is_end_of",
+    "is_value_of",
+    "load",
+    "pack_card",
+    "read_card",
+    "save",
+    "serves",
+    "signed_outcome",
+]
 
 RIGHTS: Final = ("enqueue", "kill", "operate")
 MAX_TRUST_BYTES: Final = 1024 * 1024
@@ -160,6 +172,11 @@ def is_end_of(outcome: Outcome, envelope_sha256: str) -> bool:
     """
     named = outcome.envelope_sha256
     return named == envelope_sha256 or (named is None and outcome.state != State.FINISHED)
+
+
+def is_value_of(outcome: Outcome, data: bytes) -> bool:
+    """Return whether these bytes are the value that a job returned, as the node signed its end."""
+    return outcome.result_sha256 is not None and hashlib.sha256(data).hexdigest() == outcome.result_sha256
 
 
 def _outcome(job_id: str, card: NodeCard, data: bytes) -> Outcome | None:

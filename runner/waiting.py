@@ -28,7 +28,7 @@ __all__ = ["answer_ask", "answer_budget", "budget_of", "waiting"]
 
 Op = Literal["approve", "deny"]
 #: After the first answer to a word on a budget: how long the other nodes have for theirs, in seconds.
-_MORE_S = 1.5
+_MORE_S = 1.0
 
 
 def waiting(client: Client, tenant: str) -> list[WaitView]:

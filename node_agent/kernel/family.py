@@ -1,7 +1,7 @@
 """Port: redis. What a killed job has started dies, too, whatever killed it: a selector, the node's own word, a signal.
 
 Called by the supervisor's runs (a job was killed; a child was claimed) and control (the notice of another node). A kill
-that names one job needs none of this: its own cutoff hits all below it (runner/scripts/kill.lua). Must never kill a
+that names one job needs none of this: its tombstone hits all below it (runner/scripts/doom.lua). Must never kill a
 running job on the store's word: the end of the one above it is signed by the node that proved it.
 """
 
@@ -74,15 +74,15 @@ class Family:
         while not given_up():
             pipe = self._around.redis.pipeline(transaction=False)
             for job in spec.ancestors:
-                pipe.hget(keys.job(job), "rf_state")
+                pipe.exists(keys.tombstone(job)).hget(keys.job(job), "rf_state")
             try:
-                states = cast("list[bytes | None]", await pipe.execute())
+                found = cast("list[object]", await pipe.execute())
             except RedisError:
                 await asyncio.sleep(spread(wait_s))
                 wait_s = min(2 * wait_s, BACKOFF_S[1])
                 continue
-            hit = (job for job, state in zip(spec.ancestors, states, strict=True) if state in (b"killed", b"killing"))
-            return next(hit, "")
+            above = zip(spec.ancestors, found[::2], found[1::2], strict=True)
+            return next((job for job, tomb, state in above if tomb or state in (b"killed", b"killing")), "")
         return ""
 
     async def _tell(self, job: str) -> None:

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from node_agent.kernel.budgets import Budgets
 from node_agent.kernel.desk import Desk
 from node_agent.kernel.seams import Around, Decider, Recorder, Spending
-from node_agent.kernel.table import ALWAYS, Entry
+from node_agent.kernel.table import ALWAYS, BY_POLICY, Entry
 from node_agent.records import Notary
 from runner.wire.calls import MAX_CALL_BYTES, MAX_DATA_BYTES, MAX_SESSIONS, ErrorCode
 from runner.wire.keys import Keys
@@ -58,6 +58,8 @@ def table() -> Mapping[str, Entry]:
 def page(entries: Mapping[str, Entry]) -> str:
     """Return the page."""
     always = ", ".join(f"`{code.value}`" for code in ALWAYS)
+    held = ", ".join(f"`{code.value}`" for code in BY_POLICY)
+    always += f"; where a rule of policy asks a person or has a quota ([policy](../policy.md)), with {held}, too"
     text = _HEAD.format(call=MAX_CALL_BYTES, data=MAX_DATA_BYTES, sessions=MAX_SESSIONS, always=always)
     noun = ""
     for op in sorted(entries):

@@ -65,7 +65,7 @@ class Listener:
 
     def mask(self, blocked: Iterable[SignalName]) -> None:
         """Hold these up from now on, and no others: what waited and may come now is handed over in order."""
-        self.blocked = frozenset(blocked) - UNMASKABLE
+        self.blocked = frozenset(blocked)
         self.flush()
 
     def pending_now(self) -> list[Sent]:

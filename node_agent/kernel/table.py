@@ -15,7 +15,7 @@ from node_agent.kernel.caller import Caller
 from runner.wire.calls import ErrorCode
 from runner.wire.codec import Json
 
-__all__ = ["ALWAYS", "Entry", "Handler", "table_of"]
+__all__ = ["ALWAYS", "BY_POLICY", "Entry", "Handler", "table_of"]
 
 #: (caller, the op's decoded record) → the answer. Raises CallError. Synchronous where nothing has to be waited for.
 Handler = Callable[[Caller, Any], "Json | Awaitable[Json]"]
@@ -29,6 +29,8 @@ ALWAYS: Final = (
     ErrorCode.UNRECORDED,
     ErrorCode.FAULT,
 )
+#: And those by which a rule of policy that asks a person, or has a quota, holds a call up.
+BY_POLICY: Final = (ErrorCode.PENDING, ErrorCode.QUOTA, ErrorCode.CONFLICT, ErrorCode.UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ _SAID: Final = frozenset(
     {EventType.NET_DENIED, EventType.JOB_ARTIFACT, EventType.JOB_SIGNALLED, EventType.CHANNEL_VIOLATION}
     | {EventType.JOB_ASKED}
 )
+#: From the digits of job ids to those that int() reads.
+_DIGITS: Final = str.maketrans("0123456789abcdefghjkmnpqrstvwxyz", "0123456789abcdefghijklmnopqrstuv")
+#: Enough of a policy's version to find it by.
+_VERSION_DIGITS: Final = 16
 #: Calls in one line of the record.
 _PER_LINE: Final = 10
 #: Modes of delivery by which a job itself gets a value, and could say it.
@@ -46,11 +50,10 @@ class Witness:
 
     def admitted(self, spec: JobSpec, attempt: int, *, signer: str, rule: str, policy: str) -> None:
         """Record that policy lets an attempt in, before anything of it exists. Raises CallError: then it must not."""
-        fields: dict[str, Field] = {"task": spec.task or "", "queue": spec.queue, "key": signer, "rule": rule}
+        fields: dict[str, Field] = {"queue": spec.queue, "key": signer, "rule": rule}
         if policy:
-            fields["policy"] = policy
-        if spec.argv is not None:
-            fields["command"] = spec.argv[0]
+            fields["policy"] = policy[:_VERSION_DIGITS]
+        fields["task" if spec.argv is None else "command"] = spec.name
         if spec.grants.secrets:
             fields["secrets"] = ",".join(f"{one.name}:{one.mode}" for one in spec.grants.secrets)
         name = ids.attempt_name(spec.id, attempt)
@@ -74,7 +77,7 @@ class Witness:
 
     def event(self, kind: EventType, job: str, attempt: int, detail: Mapping[str, str | int | float | bool]) -> str:
         """Record and count an event that is being signed; return the record's head."""
-        self.metrics.count("ringfence_events_total", str(kind))
+        self.metrics.count("ringfence_events_total", kind.value)
         if kind is EventType.JOB_STARTED:
             self.metrics.count("ringfence_jobs_started_total")
         elif kind is EventType.NET_DENIED:
@@ -147,7 +150,4 @@ def hands_values(spec: JobSpec) -> bool:
 
 def _made_ms(job: str) -> int:
     """Return the time in a job's id: the client's word, good enough for a statistic."""
-    number = 0
-    for sign in job.rpartition("-")[2][:10]:
-        number = number * 32 + "0123456789abcdefghjkmnpqrstvwxyz".index(sign)
-    return number
+    return int(job.rpartition("-")[2][:10].translate(_DIGITS), 32)

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from node_agent.kernel import segments
 from node_agent.kernel.recordcheck import Anchor, Known
 from node_agent.kernel.segments import Segment
 from runner import keyring, signing, trust
 from runner.app import App
-from runner.client import Client
 from runner.errors import ConfigError, UsageError
 from runner.home import Home
 from runner.signing import Signer
@@ -29,6 +28,9 @@ from runner.wire.errors import WireError
 from runner.wire.event import EventType
 from runner.wire.flight import FlightHead
 from runner.wire.receipt import Receipt
+
+if TYPE_CHECKING:
+    from runner.client import Client
 
 __all__ = ["Folder", "anchors_of", "following", "given", "known_of", "nodes_of", "opener_of"]
 

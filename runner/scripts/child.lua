@@ -8,7 +8,7 @@
 -- REPLY  as enqueue.lua; or, with nothing written, the error "KNOWN_CHILD ID" (the parent has one of that name), "NUMBER N"
 --        (the next free number is N: sign it, and ask again) or "ENDED" (the parent, or a job above it, is over or killed)
 -- RACE   a kill of the parent, or of any job above it, writes its tombstone or cutoff in one step: the child was enqueued
---        before, and the kill's own cutoff hits it (kill.lua), or it is not enqueued at all.
+--        before, and meets that tombstone (doom.lua), or it is not enqueued at all.
 
 local c = doc.child
 

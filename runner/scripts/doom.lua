@@ -39,12 +39,28 @@ local function cutoff(key, seq, names)
   return nil
 end
 
+local function tombstone(id)
+  local tomb = pcall_('GET', RF .. 'tomb:' .. id)
+  if wrong(tomb) then return {'tombstone', 0, '', ''} end
+  return tomb and word('tombstone', 0, tomb) or nil
+end
+
+-- The tombstone of a job that stands above this one: a kill of a job is one of all that it started.
+local function doom_above(sel)
+  if not sel or not string.find(sel, 'job:', 1, true) then return nil end
+  for name in string.gmatch(sel, '[^\n]+') do
+    local above = string.match(name, '^job:([%w-]+)$')
+    local order = above and tombstone(above)
+    if order then return order end
+  end
+  return nil
+end
+
 -- The kill that hits a job, or nil: its tombstone (signed or not), or a cutoff of the controllers or of its tenant.
 -- `sel` is a hint of the hash; node is given where the job is about to leave a node, not where it arrives at one.
 local function doom(id, seq, sel, lane, node)
-  local tomb = pcall_('GET', RF .. 'tomb:' .. id)
-  if wrong(tomb) then return {'tombstone', 0, '', ''} end
-  if tomb then return word('tombstone', 0, tomb) end
+  local order = tombstone(id) or doom_above(sel)
+  if order then return order end
   local tenant = tenant_of(id)
   local own = RF .. 'cut:' .. tenant
   if is_empty(RF .. 'cut') and is_empty(own) then return nil end

@@ -1,7 +1,7 @@
 -- Writes a kill so that it cannot be lost: one job, or every job of a selector that was enqueued up to now.
 --
--- KEYS   form "job":    1 rq:job:ID   2 rf:tomb:ID   3 rf:ctl:all   4 rf:doomed; and 5 rf:kids:ID   6 rf:cut:TENANT
---                       7 rf:leases   8 rf:nodes   9 rf:clock: the jobs that it started die, too
+-- KEYS   form "job":    1 rq:job:ID   2 rf:tomb:ID   3 rf:ctl:all   4 rf:doomed; and 5 rf:kids:ID   6 rf:leases
+--                       7 rf:nodes   8 rf:clock: the jobs that it started die, too
 --        form "cutoff": 1 rf:seq   2 rf:leases   3 rf:nodes   4 rf:clock   5 rf:ctl:all   6+ rf:cut or rf:cut:TENANT
 -- ARGV   1  {rq, rf, form, command, sig, id, by, reason, job, ttl, field}
 --           command, sig: the signed command's text and its signature; id: the command's id
@@ -36,14 +36,21 @@ local function remove(key, lane, flow)
   put('ZADD', RQ .. 'canceled:' .. lane, string.format('%d', NOW_S), doc.job)
 end
 
+local function has_kids()
+  return KEYS[5] ~= nil and call('EXISTS', KEYS[5]) == 1
+end
+
 local function kill_job()
   local key = KEYS[1]
   local found = fields(key, 'rf_state', 'rf_claim', 'origin', 'rf_attempt', 'rf_flow')
   local known = found and call('EXISTS', key) == 1
   local state = known and (found[1] or 'queued') or nil
-  if state and ENDED[state] then return {'ended', state} end
+  local over = state and ENDED[state]
+  -- What it started meets its tombstone (doom.lua), also if it has ended itself.
+  if over and not has_kids() then return {'ended', state} end
   go_through('ZREM', KEYS[4])
   put('SET', KEYS[2], doc.sig .. ' ' .. doc.command, 'EX', string.format('%d', doc.ttl))
+  if over then return {'ended', state} end
   if not known then return {'unknown'} end
   note('job.kill_requested', doc.job, whole(found[4] or '0') or 0, {detail = {command = doc.id, by = doc.by, reason = doc.reason}})
   local node = string.match(found[2] or '', '^([^/]+)/')
@@ -95,15 +102,14 @@ local function cut()
 end
 
 -- The jobs below one: they carry it among their selectors, and none is enqueued any more (child.lua).
-local function cut_below(reply)
-  write_cutoff(KEYS[6], 'job:' .. doc.job, counter())
+local function tell_below(reply)
   send(KEYS[3], 'cutoff', '')
   reply[2] = reply[2] or ''
-  for _, node in ipairs(live_nodes(KEYS[7], KEYS[8], KEYS[9])) do reply[#reply + 1] = node end
+  for _, node in ipairs(live_nodes(KEYS[6], KEYS[7], KEYS[8])) do reply[#reply + 1] = node end
   return reply
 end
 
 if doc.form ~= 'job' then return cut() end
 local reply = kill_job()
-if KEYS[5] and call('EXISTS', KEYS[5]) == 1 then return cut_below(reply) end
+if has_kids() then return tell_below(reply) end
 return reply

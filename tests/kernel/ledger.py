@@ -140,6 +140,7 @@ async def node(
     wait_s: float = 1.0,
     look_s: float = 0.02,
     step_s: float = 0.05,
+    password: str | None = None,
 ) -> AsyncIterator[Node]:
     """Start a node's parts; two of them share the store alone."""
     key, stranger = operator or build.signer(), build.signer()
@@ -147,7 +148,8 @@ async def node(
         key.key_id: TrustedKey(key.key_id, key.public, ("operate",), ("main",), ("*",)),
         stranger.key_id: TrustedKey(stranger.key_id, stranger.public, ("enqueue", "kill"), ("main",), ("*",)),
     }
-    redis = Redis(unix_socket_path=str(valkey.socket))
+    user = None if password is None else f"agent-{name}"
+    redis = Redis(unix_socket_path=str(valkey.socket), username=user, password=password)
     notary = Notary(build.signer(), name, f"boot-{name}", "A")
     events: list[tuple[str | None, Event]] = []
     receipts: list[PauseReceipt] = []

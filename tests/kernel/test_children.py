@@ -32,7 +32,7 @@ from runner.wire.spec import JobSpec
 from runner.wire.states import State
 from tests.kernel import rig
 from tests.kernel.kin import FAR_MS, Kin, parent
-from tests.store.desk import Agent, Desk
+from tests.store.desk import Agent, Desk, end
 from tests.support.valkey import Valkey
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class Home:
 
     def kill(self, job: str) -> list[str]:
         """Kill a job with all that it started, as clients do."""
-        keys = [KEYS.job(job), KEYS.tombstone(job), KEYS.control(), KEYS.doomed(), KEYS.kids(job), KEYS.cutoffs("main")]
+        keys = [KEYS.job(job), KEYS.tombstone(job), KEYS.control(), KEYS.doomed(), KEYS.kids(job)]
         keys += [KEYS.leases(), KEYS.nodes(), KEYS.clock()]
         document = {"form": "job", "job": job, "ttl": 900, "command": "{}", "sig": "kid.sig", "id": "c1"}
         reply = self.desk.script("kill", keys, {**document, "by": "kid", "reason": "test"})
@@ -203,9 +203,8 @@ def test_a_kill_of_the_parent_kills_what_it_started(home: Home) -> None:
     home.n2.start(other)
     assert sorted(home.kill(spec.id)) == ["n1", "n1", "n2", "sent"]
     assert home.take(home.n2) == ([], [two])
-    home.n2.run(home.n2.store.read_cutoffs(["main"]))
-    assert home.n2.store.cutoff_for(one, other.seq, (f"job:{spec.id}",)) is not None
-    assert home.n2.store.cutoff_for(spec.id, claim.seq, ("all", "tenant:main", "queue:agents")) is None
+    reply = home.n2.turn(finishes=(end(other, kind="retry"),))
+    assert [answer.result for answer in reply.finishes] == ["killed"], "no next attempt of a child after the kill"
 
 
 def test_no_child_comes_to_be_after_the_kill(home: Home) -> None:

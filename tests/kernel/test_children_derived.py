@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from node_agent.admission import Admitted, Denial, Enforcement
 from node_agent.policy import parse
@@ -264,3 +266,56 @@ def test_an_occurrence_of_a_schedule_starts_jobs_too() -> None:
     job = derived.child_of(derived.origin_of(spec), asked).spec
     assert isinstance(KIN.judge(found, job), Admitted)
     assert payload.parse(payload.pack(data, found.signature, due_ms, found.links)) == found
+
+
+HOSTS = st.sampled_from([NetGrant("a.example.com", 443), NetGrant("b.example.com", 443), NetGrant("a.example.com", 80)])
+PATHS = st.builds(PathGrant, st.sampled_from(["/a", "/a/b", "/c"]), st.sampled_from(["read", "write"]))
+SECRETS = st.builds(SecretGrant, st.sampled_from(["K", "L"]), st.sampled_from(["get", "file"]))
+SIZES = st.none() | st.integers(1, 3)
+GRANTS = st.builds(
+    Grants,
+    paths=st.lists(PATHS, max_size=3).map(tuple),
+    net=st.lists(HOSTS, max_size=2).map(tuple),
+    secrets=st.lists(SECRETS, max_size=2).map(tuple),
+    tools=st.lists(st.sampled_from(["x", "y"]), max_size=2).map(tuple),
+    memory_bytes=SIZES,
+    pids=SIZES,
+    no_exec=st.booleans(),
+    service=st.booleans(),
+    state_bytes=SIZES,
+    spawn=st.none() | st.integers(1, 6),
+)
+LIMITS = st.builds(Limits, timeout_s=st.none() | st.floats(1, 3), files=SIZES)
+
+
+@given(GRANTS, LIMITS, GRANTS, LIMITS, st.integers(0, 6), st.integers(-1, 1))
+def test_attack_04_what_is_derived_is_never_more(
+    held: Grants, bound: Limits, asked: Grants, limits: Limits, number: int, later_ms: int
+) -> None:
+    """Whatever is asked: the child is refused, or each single thing that it has its parent has, too."""
+    spec = parent(grants=held, limits=bound)
+    ask = child(spec, grants=asked, limits=limits, number=number, not_after_ms=FAR_MS + later_ms)
+    try:
+        made = derived.child_of(derived.origin_of(spec), ask)
+    except BeyondError:
+        return
+    has = made.spec.grants
+    reach = {(path.path, mode) for path in held.paths for mode in ("read", path.mode)}
+    assert {(path.path, path.mode) for path in has.paths} <= reach
+    assert set(has.net) <= set(held.net)
+    assert set(has.secrets) <= set(held.secrets)
+    assert set(has.tools) <= set(held.tools)
+    assert has.no_exec >= held.no_exec
+    assert has.service <= held.service
+    for mine, theirs in (
+        (has.memory_bytes, held.memory_bytes),
+        (has.pids, held.pids),
+        (made.spec.limits.timeout_s, bound.timeout_s),
+        (made.spec.limits.files, bound.files),
+    ):
+        assert (mine is None) == (theirs is None)
+        assert mine is None or theirs is None or mine <= theirs
+    assert has.state_bytes is None or has.state_bytes <= (held.state_bytes or 0)
+    assert made.spec.not_after_ms <= spec.not_after_ms
+    assert number + 1 + (has.spawn or 0) <= (held.spawn or 0)
+    assert (made.first, made.end) == (number + 1, number + 1 + (has.spawn or 0))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 from collections.abc import Iterable
+from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node_agent.kernel import reference
 from runner.guest.calls import Session
+from runner.wire import record
 from runner.wire.calls import MAX_CALL_BYTES, ErrorCode
+from runner.wire.errors import RecordError
 from tests.kernel.line import Line, entries, in_line, talk
 
 OPS = [entry.op for entry in entries(lambda: None) if entry.op != "test.wait"]  # type: ignore[arg-type, return-value] # only the names
@@ -89,3 +94,26 @@ def test_no_word_on_the_channel_crashes_the_node(words: list[bytes]) -> None:
         assert all(detail == {"what": "an unknown word on the channel"} for _, detail in line.told)
 
     in_line(scenario)
+
+
+TABLE = reference.table()
+LEAF = st.text(max_size=8) | st.integers() | st.none() | st.lists(st.text(max_size=4), max_size=2) | st.booleans()
+
+
+def asks(op: str) -> st.SearchStrategy[tuple[str, dict[str, object]]]:
+    """Fields of one call, of any types, now and then one that it does not have."""
+    names = [field.name for field in dataclasses.fields(cast("Any", TABLE[op].ask))]
+    return st.tuples(st.just(op), st.fixed_dictionaries({}, optional=dict.fromkeys([*names, "other"], LEAF)))
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(sorted(TABLE)).flatmap(asks))
+def test_every_call_of_the_table_reads_any_fields_or_refuses_them(asked: tuple[str, dict[str, object]]) -> None:
+    """No field's type, however odd, is the node's fault; what policy judges a call by is always a text."""
+    op, fields = asked
+    entry = TABLE[op]
+    try:
+        ask = record.decode(entry.ask, fields)
+    except RecordError:
+        return
+    assert entry.resource is None or isinstance(entry.resource(ask), str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import cast
 
 from node_agent.kernel.caller import Caller
@@ -225,15 +226,17 @@ def test_attack_20_a_letter_that_no_node_signed_is_put_away(valkey: Valkey) -> N
             letter = Letter("a" * 32, "main", "desk", ann.job, 1, "n1", 1, build.FAR_MS, "pay me")
             data, signature = node.seals.seal(letter)
             place = Place("main", "desk", ann.job)
-            for body, sig in ((data.replace(b"pay me", b"pay us"), signature), nodes["n2"].seals.seal(letter)):
+            theirs = nodes["n2"].seals.seal(dataclasses.replace(letter, node="n2"))
+            lies = nodes["n2"].seals.seal(letter)
+            for body, sig in ((data.replace(b"pay me", b"pay us"), signature), theirs, lies):
                 await node.store.send(place, letter, body, sig)
             await node.store.send(Place("main", "till", ann.job), letter, data, signature)
             for box in ("desk", "till"):
-                assert texts(await ask(node, ann, "receive", box=box, count=3)) == []
+                assert texts(await ask(node, ann, "receive", box=box, count=4)) == []
             await node.store.send(place, letter, data, signature)
             assert texts(await ask(node, ann, "receive", box="desk", count=3)) == ["pay me"]
             desk, till = cast("list[Answer]", await rig.ask(node.mail.entries(), ann, "mail.boxes"))
-            assert (desk["dead"], till["dead"]) == (2, 1)
+            assert (desk["dead"], till["dead"]) == (3, 1)
 
     asyncio.run(main())
 

@@ -16,6 +16,7 @@ from node_agent.kernel.caller import Caller
 from node_agent.kernel.signalpost import MOST_TOLD, Sent
 from node_agent.kernel.signals import BURST, may_signal
 from node_agent.pausing import Order, Pauser
+from node_agent.run import now_ms
 from node_agent.walltime import WallTime
 from runner.wire import ids
 from runner.wire import spec as specs
@@ -280,12 +281,19 @@ def test_signals_cross_nodes_and_are_judged_where_they_arrive(valkey: Valkey) ->
             assert await rig.refused(here.signals.entries(), bare, "signal.send", signal="TERM", job=who.job) is (
                 ErrorCode.DENIED
             )
-            # A node that lies about what its job may is not believed, and an old word is none.
-            for sender, at_ms in ((bare.job, None), (guard.job, 1)):
-                word = Signal(ids.new_nonce(), "main", SignalName.KILL, who.job, sender, 1, "n1", at_ms or 2**60)
+            # A node that lies about what its job may is not believed; an old word, one from far ahead, and one that
+            # was carried out already, are none.
+            now = now_ms()
+            again = Signal(ids.new_nonce(), "main", SignalName.USR1, who.job, guard.job, 1, "n1", now)
+            lies = [
+                Signal(ids.new_nonce(), "main", SignalName.KILL, who.job, sender, 1, "n1", at_ms)
+                for sender, at_ms in ((bare.job, now), (guard.job, 1), (guard.job, now + 3_600_000))
+            ]
+            for word in (*lies, again, again):
                 await here.bell.ring("n2", "signal", *here.seals.seal(word))
+            assert await outcome(here, guard, "STOP", job=who.job) == "applied"
             assert await outcome(here, guard, "USR2", job=who.job) == "queued"
-            assert tree.done == ["SIGUSR1", "freeze", "SIGUSR2"]
+            assert tree.done == ["SIGUSR1", "freeze", "SIGUSR1", "freeze", "SIGUSR2"]
             await store.hset(Keys().job(who.job), "rf_state", "finished")
             assert await outcome(here, guard, "TERM", job=who.job) == "refused"
             await store.delete(Keys().job(who.job))

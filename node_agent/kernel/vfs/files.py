@@ -35,7 +35,7 @@ _NONE: Final[Mapping[str, Json]] = {}
 
 
 class Files:
-    """The files of all jobs of a boot. ``tools``: what /tools shows; ``clock``: seconds that never go back."""
+    """The files of all jobs of a boot. ``tools``: what /tools shows; ``judge``: see Names; ``clock``: never goes back."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class Files:
         keys: Keys,
         *,
         tools: Shown = lambda caller: _NONE,
+        judge: Callable[[Caller, str, asks.Rename], None] = lambda caller, path, ask: None,
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -52,12 +53,18 @@ class Files:
         self._clock, self._now_ms = clock, now_ms
         self._mounts: dict[str, Mounts] = {}
         self._sessions: dict[Caller, Descriptors] = {}
-        self._names = Names(self._mounts_of, self.descriptor)
+        self._names = Names(self._mounts_of, self.descriptor, judge)
 
     @classmethod
     def on(cls, around: Around, tools: Shown = lambda caller: _NONE) -> Files:
         """Return the files of a node's kernel."""
-        made = cls(Store(around.redis, around.keys), around.keys, tools=tools)
+
+        def judge(caller: Caller, path: str, ask: asks.Rename) -> None:
+            verdict = around.decider.decide(caller, "file.rename", path, {"path": ask.path, "to": ask.to})
+            if verdict.effect != "allow":
+                raise CallError(ErrorCode.DENIED, verdict.reason or "policy keeps this where it is")
+
+        made = cls(Store(around.redis, around.keys), around.keys, tools=tools, judge=judge)
         around.ending.append(made.ended)
         return made
 

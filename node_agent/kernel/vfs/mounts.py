@@ -154,8 +154,11 @@ class Mounts:
 
 
 def normal(path: str) -> str:
-    """Return the path as policy judges it. Raises CallError(BAD_REQUEST)."""
-    return shown(split(path, ROOTS))
+    """Return the path as policy judges it; empty for one that the handler will refuse."""
+    try:
+        return shown(split(path, ROOTS))
+    except CallError:
+        return ""
 
 
 def policy_of(caller: Caller) -> Mapping[str, Json]:

@@ -13,6 +13,7 @@ from node_agent.kernel.vfs import asks, content
 from node_agent.kernel.vfs.descriptors import Descriptor
 from node_agent.kernel.vfs.mounts import Mounts, Place
 from node_agent.kernel.vfs.nodes import Directory, File, Node
+from node_agent.kernel.vfs.paths import shown
 from node_agent.kernel.vfs.tree import Tree
 from node_agent.kernel.vfs.volume import Volume
 from runner.wire.calls import MAX_CALL_BYTES, MAX_DATA_BYTES, ErrorCode
@@ -26,11 +27,20 @@ _ROW_BYTES = 96
 
 
 class Names:
-    """Handlers. ``mounts``: the volumes of a caller; ``descriptor``: its open descriptor by number."""
+    """Handlers. ``mounts``: the volumes of a caller; ``descriptor``: its open descriptor by number.
 
-    def __init__(self, mounts: Callable[[Caller], Mounts], descriptor: Callable[[Caller, int], Descriptor]) -> None:
+    ``judge``: raises CallError unless policy lets a rename take a path away; where it goes was judged before.
+    """
+
+    def __init__(
+        self,
+        mounts: Callable[[Caller], Mounts],
+        descriptor: Callable[[Caller, int], Descriptor],
+        judge: Callable[[Caller, str, asks.Rename], None],
+    ) -> None:
         self._mounts = mounts
         self._descriptor = descriptor
+        self._judge = judge
 
     async def stat(self, caller: Caller, ask: asks.Stat) -> Json:
         """file.stat."""
@@ -129,6 +139,9 @@ class Names:
             raise CallError(ErrorCode.BAD_REQUEST, "nothing can be renamed from one volume into another")
         async with volume.turn() as tree:
             node, parent, name, over = tree.check_move(source.inner, target.inner)
+            self._judge(caller, shown(source.path), ask)
+            for inner in tree.below(node) if isinstance(node, Directory) else ():
+                self._judge(caller, shown((*source.path, *inner.path[len(source.inner) :])), ask)
             await volume.move(node, parent, name, over)
         return None
 

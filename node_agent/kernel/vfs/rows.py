@@ -85,6 +85,7 @@ def _of_open_files(do: Mapping[str, Handler]) -> tuple[Entry, ...]:
             do["file.sync"],
             "Publish one open file, or all that this attempt changed below a path in one step.",
             "{version} or {files}",
+            resource=lambda ask: normal(ask.path or ""),
             changes=True,
             errors=(*_FD, *_CHANGE, ErrorCode.QUOTA, ErrorCode.TOO_LARGE, ErrorCode.EXISTS),
         ),
@@ -100,6 +101,7 @@ def _of_looks(do: Mapping[str, Handler]) -> tuple[Entry, ...]:
             "Look at a file or directory, by path or descriptor.",
             "{type, size, version, linked, expires_in_s, owner, modified_ms, writable}",
             grant=_GRANT,
+            resource=lambda ask: normal(ask.path or ""),
             errors=(*_LOOK, *_FD),
         ),
         Entry(
@@ -109,6 +111,7 @@ def _of_looks(do: Mapping[str, Handler]) -> tuple[Entry, ...]:
             "List a directory, sorted, at most 256 names at a time; the root lists the mounts of this job.",
             "{entries: [{name, type, size}], more}",
             grant=_GRANT,
+            resource=lambda ask: normal(ask.path),
             errors=_LOOK,
         ),
         Entry(

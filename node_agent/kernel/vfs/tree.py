@@ -10,6 +10,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.vfs.nodes import ENTRY_BYTES, Bounds, Directory, File, Node
@@ -17,6 +18,10 @@ from node_agent.kernel.vfs.paths import MAX_DEPTH, MAX_PATH_BYTES, Parts, shown
 from runner.wire.calls import ErrorCode
 
 __all__ = ["Tree"]
+
+#: What the longest mount adds to a path that begins in its tree.
+_MOUNT_NAMES: Final = 2
+_MOUNT_BYTES: Final = 16
 
 
 class Tree:
@@ -144,7 +149,8 @@ class Tree:
         if isinstance(found, Directory) and found is not node and found.children:
             raise CallError(ErrorCode.NOT_EMPTY, f"{shown(target)} is not empty")
         levels, size = _reach(node) if isinstance(node, Directory) else (0, 0)
-        if len(target) + levels > MAX_DEPTH or len(shown(target).encode()) + size > MAX_PATH_BYTES:
+        too_deep = len(target) + levels > MAX_DEPTH - _MOUNT_NAMES
+        if levels and (too_deep or len(shown(target).encode()) + size > MAX_PATH_BYTES - _MOUNT_BYTES):
             raise CallError(ErrorCode.BAD_REQUEST, "what is in the directory would get too long a path")
         return node, parent, name, found
 
