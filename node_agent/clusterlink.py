@@ -13,13 +13,22 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ClusterDownError, ConnectionError, MovedError, ReadOnlyError, RedisError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,
+    MovedError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
 
 from runner.wire.cluster import ClusterUrl, owner_in, places_in, slot_of
 
 __all__ = ["Owner", "open_cluster"]
 
-_MOVED: Final = (MovedError, ReadOnlyError, ClusterDownError)
+#: The slot is elsewhere, on its way, or nowhere for now.
+_MOVED: Final = (MovedError, AskError, TryAgainError, ReadOnlyError, ClusterDownError)
 
 
 def open_cluster(cluster: ClusterUrl, options: Mapping[str, Any], connections: int, wait_s: float) -> Redis:
@@ -79,7 +88,7 @@ class _ToOwner(Connection):
             return await super().read_response(*words, **options)  # type: ignore[arg-type]  # passed on as given
         except _MOVED as error:
             await self.disconnect()
-            raise ConnectionError(f"the slot has another owner now ({error})") from error
+            raise ConnectionError(f"the slot is elsewhere, or on its way ({error})") from error
 
 
 class _TlsToOwner(_ToOwner, SSLConnection):

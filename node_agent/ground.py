@@ -29,6 +29,7 @@ from node_agent.containment.sweep import Journal, sweep_folders
 from node_agent.errors import InvariantError, LeftoverError, NameTakenError, PolicyError, SetupError
 from node_agent.kernel import prices
 from node_agent.kernel.prices import Prices
+from node_agent.kernel.recorder import Recorder
 from node_agent.placing import Placing
 from node_agent.sandbox import Defaults
 from node_agent.settings import AgentSettings
@@ -75,9 +76,13 @@ class Ground:
     notes: tuple[str, ...]
     _lock: int
     report: HostReport | None = None
+    #: Open from the first boot on, for all of them.
+    recorder: Recorder | None = None
 
     def close(self) -> None:
-        """Remove own groups and release the name. Idempotent."""
+        """Let go of the record, remove own groups and release the name. Idempotent."""
+        if self.recorder is not None:
+            self.recorder.close()
         if self.groups is not None:
             self.groups.close()
         if self._lock >= 0:

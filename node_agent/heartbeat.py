@@ -99,12 +99,16 @@ class Heartbeat:
         rounds = 0.0
         while True:
             await self.inherit()
-            looks = spread(SELDOM) if self._recovery.others >= MANY else 1.0
+            looks = self.pause_looks()
             rounds += looks
             if rounds >= SWEEP_ROUNDS:
                 rounds = 0.0
                 await self._sweep()
             await asyncio.sleep(looks * every_s)
+
+    def pause_looks(self) -> float:
+        """Return how long to wait for the next look for lapsed agents, in times of the shortest wait."""
+        return spread(SELDOM) if self._recovery.others >= MANY else 1.0
 
     async def beat(self) -> None:
         """Renew once."""

@@ -23,6 +23,8 @@ from runner.wire.errors import WireError
 __all__ = ["LocalSocket", "ask"]
 
 MAX_LINE_BYTES: Final = 64 * 1024
+#: An agent's numbers take more room than what is asked of it.
+MAX_ANSWER_BYTES: Final = 1024 * 1024
 #: A socket path may have 108 bytes; the rest is left for temporary names.
 MAX_PATH_BYTES: Final = 100
 _IDLE_S: Final = 10.0
@@ -116,12 +118,12 @@ def ask(path: Path, request: dict[str, object], timeout_s: float) -> dict[str, c
             raise ConnectionError(f"{path} is served by another user; not trusted")
         sock.sendall(codec.dump(request) + b"\n")
         data = b""
-        while not data.endswith(b"\n") and len(data) <= MAX_LINE_BYTES:
+        while not data.endswith(b"\n") and len(data) <= MAX_ANSWER_BYTES:
             part = sock.recv(65536)
             if not part:
                 break
             data += part
-    answer = codec.load(data, limit_bytes=MAX_LINE_BYTES + 1) if data else {}
+    answer = codec.load(data, limit_bytes=MAX_ANSWER_BYTES + 1) if data else {}
     return answer if isinstance(answer, dict) else {}
 
 

@@ -68,13 +68,21 @@ class Pauser:
         async with run.holding:
             if run.stopping or run.proved.done() or run.tree is None or run.started_at_ms is None:
                 return self._ended(run, order)
+            recorded = not act or self._recorded(run, order)
             if not act:
                 still = Still(True, 0, "none")
+            elif order.op == "resume" and not recorded:
+                # To stand still is the safe side: a job goes on by what is in the record alone.
+                still = Still(False, 0, "none")
             elif order.op == "pause":
                 still = await self._pause(run, run.tree, order)
             else:
                 still = await self._resume(run, run.tree, order)
             return self._answer(run, order, still, (asyncio.get_running_loop().time() - began_s) * 1000)
+
+    def _recorded(self, run: Run, order: Order) -> bool:
+        witness = self._notary.witness
+        return witness is None or witness.held(run, order.op, order.holder, order.command, order.by, order.reason)
 
     async def _pause(self, run: Run, tree: Tree, order: Order) -> Still:
         first = not run.holders

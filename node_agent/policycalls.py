@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Final, Literal
@@ -78,6 +78,8 @@ _KEPT: Final = ("/mem/episodic", "/mem/semantic", "/mem/procedural")
 _QUOTA: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}")
 #: Each use within the period is remembered by itself, so that no window ever holds more than the rule says.
 MAX_COUNT: Final = 10_000
+#: Longest tool name, mailbox or path that is judged, in characters.
+MAX_RESOURCE: Final = 4096
 #: Longest time that a person has, in seconds.
 MAX_ASK_S: Final = 7 * 86_400.0
 _SPANS: Final = {"per_minute": 60.0, "per_hour": 3600.0, "concurrent": 0.0}
@@ -191,41 +193,37 @@ def judge(calls: Calls, subject: Subject, action: str, resource: str, args: Mapp
     odd = _odd(resource)
     if odd:
         return Verdict("deny", "no rule", odd, calls.version)
-    if not calls.rules and not calls.listed:
-        missing = _ungranted(subject.spec, action, resource)
-        if missing:
-            return Verdict("deny", "no grant", f"this job was not granted {missing}", calls.version)
-        return Verdict("allow", "grants", "the job's grants cover it", calls.version)
     candidates = [rule for rule in calls.rules if _concerns(rule, subject, action, resource)]
     facts = _facts(subject, action, resource, args) if any(rule.when.parts for rule in candidates) else {}
-    hit: dict[str, list[CallRule]] = {"deny": [], "ask": [], "allow": []}
+    hit: list[CallRule] = []
     for rule in candidates:
-        found = holds(rule.when, facts)
+        found = holds(rule.when, facts) if rule.when.parts else True
         if isinstance(found, Unknown):
             reason = f"a condition of {rule.label} can't be judged: {found.why}"
             return Verdict("deny", rule.label, reason, calls.version)
         if found:
-            hit[rule.effect].append(rule)
-    if hit["deny"]:
-        rule = hit["deny"][0]
-        return Verdict(
-            "deny", rule.label, f"{rule.label} of this node's policy denies {action} {resource}".rstrip(), calls.version
-        )
-    missing = _ungranted(subject.spec, action, resource)
+            hit.append(rule)
+    return _weighed(calls, subject, f"{action} {resource}".rstrip(), hit, _ungranted(subject.spec, action, resource))
+
+
+def _weighed(calls: Calls, subject: Subject, what: str, hit: Sequence[CallRule], missing: str) -> Verdict:
+    """Return the verdict of the rules that hold. ``missing``: the grant that the job does not have."""
+    denies = next((rule for rule in hit if rule.effect == "deny"), None)
+    if denies is not None:
+        return Verdict("deny", denies.label, f"{denies.label} of this node's policy denies {what}", calls.version)
     if missing:
         return Verdict("deny", "no grant", f"this job was not granted {missing}", calls.version)
-    quotas = tuple(quota for rule in (*hit["ask"], *hit["allow"]) for quota in rule.quotas(subject))
-    if hit["ask"]:
-        rule = hit["ask"][0]
-        reason = f"{rule.label} of this node's policy leaves it to a person"
-        return Verdict("ask", rule.label, reason, calls.version, quotas, Ask(rule.on_ask, rule.timeout_s))
-    if hit["allow"]:
-        rule = hit["allow"][0]
-        return Verdict("allow", rule.label, f"{rule.label} allows it", calls.version, quotas)
-    if calls.listed:
-        reason = f"no [[call]] rule of this node's policy allows {action} {resource}".rstrip() + ' (calls = "listed")'
+    if not hit:
+        if not calls.listed:
+            return Verdict("allow", "grants", "the job's grants cover it", calls.version)
+        reason = f'no [[call]] rule of this node\'s policy allows {what} (calls = "listed")'
         return Verdict("deny", "no rule", reason, calls.version)
-    return Verdict("allow", "grants", "the job's grants cover it", calls.version)
+    quotas = tuple(quota for rule in hit for quota in rule.quotas(subject))
+    asks = next((rule for rule in hit if rule.effect == "ask"), None)
+    if asks is not None:
+        reason = f"{asks.label} of this node's policy leaves it to a person"
+        return Verdict("ask", asks.label, reason, calls.version, quotas, Ask(asks.on_ask, asks.timeout_s))
+    return Verdict("allow", hit[0].label, f"{hit[0].label} allows it", calls.version, quotas)
 
 
 def parse_calls(entries: object, mode: object, version: str) -> Calls:
@@ -248,7 +246,9 @@ def below(trees: tuple[str, ...], path: str) -> bool:
 
 
 def _odd(resource: str) -> str:
-    """Another spelling of a path must not slip past a rule, whoever made it."""
+    """Another spelling of a path must not slip past a rule, whoever made it; and no pattern looks at a long text."""
+    if len(resource) > MAX_RESOURCE:
+        return f"what a call is made on has at most {MAX_RESOURCE} characters"
     if not resource.startswith("/") or posixpath.normpath(resource) == resource:
         return ""
     return "the path has //, . or .. in it"

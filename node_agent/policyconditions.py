@@ -35,6 +35,8 @@ _OPS: Final = frozenset({"eq", "ne", "gt", "lt", "gte", "lte", "in", "not_in", "
 _MAX_TESTS: Final = 64
 _MAX_DEPTH: Final = 8
 _MAX_STEPS: Final = 8
+#: A longer list is not looked through: nothing takes long on the agent's loop (attack 41).
+_MAX_ITEMS: Final = 1000
 _KEYS: Final = {"attribute", "op", "value"}
 
 
@@ -201,7 +203,7 @@ def _among(value: object, wanted: object) -> bool | None:
 def _contains(value: object, wanted: object) -> bool | None:
     if isinstance(value, str) and isinstance(wanted, str):
         return wanted in value
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > _MAX_ITEMS:
         return None
     found = [_equal(one, wanted) for one in value]
     return None if found and all(one is None for one in found) else any(found)

@@ -90,6 +90,9 @@ class Witness(Protocol):
     def receipt(self, receipt: Receipt) -> str:
         """Record a receipt of a kill."""
 
+    def held(self, run: Run, op: str, holder: str, command: str, by: str, why: str) -> bool:
+        """Record a pause or resume before it acts; return whether it is recorded."""
+
     def failed(self, run: Run) -> tuple[str, ...]:
         """Record the last calls of an attempt that did not end well; return the newest."""
 

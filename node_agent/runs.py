@@ -198,8 +198,8 @@ class Runs:
         del self._runs[finish.claim.job]
         if self._tools.witness is not None:
             self._tools.witness.ended(finish, taken=reply.result == "done")
-        if reply.result == "done" and finish.state is State.KILLED and run.spec is not None and self.family is not None:
-            self.family.killed(run.spec)
+        if reply.result == "done" and finish.state is State.KILLED and self.family is not None:
+            self.family.killed(run)
         if reply.result == "done" and run.spec is not None and run.started_at_ms is not None:
             self._ended(run.spec, finish.claim.attempt)
         if not run.acknowledged.done():

@@ -299,7 +299,6 @@ class Session:
         self._mail.emit(ids.tenant_of(job), event)
 
     async def _close_ledger(self) -> None:
-        self._box.close()
         self._ledger.close()
         self._sequences.close()
 

@@ -33,6 +33,7 @@ from runner.errors import DuplicateJobError, EnqueueError, StoreError
 from runner.home import check_safe, locate
 from runner.line import Line, packed
 from runner.place import Place
+from runner.refusals import refusal
 from runner.scripts import loader, payload
 from runner.scripts.rows import is_plain
 from runner.scripts.rows import row as row_of
@@ -249,10 +250,11 @@ class Client:
             reply = self._put(name, [*self._fleet_keys, *per_job], [doc, *data])
         except StoreError as error:
             # Ids are fresh: a duplicate can only be our own batch, sent again after a lost answer.
-            if isinstance(error.__cause__, ResponseError) and "DUPLICATE" in str(error.__cause__):
+            told = str(error.__cause__) if isinstance(error.__cause__, ResponseError) else ""
+            if "DUPLICATE" in told:
                 return [self._seq(job.id) for job in jobs]
-            if (refusal := _refusal(error)) is not None:
-                raise refusal from None
+            if (found := refusal(told)) is not None:
+                raise found from None
             raise
         return list(cast("list[int]", reply))
 
@@ -353,27 +355,6 @@ def _connected(place: Place) -> Client:
         publics = tuple(key.public for key in trust.load(home.trust).keys if not key.revoked)
     url = place.redis_url or os.environ.get("RINGFENCE_REDIS") or config.redis_url
     return Client(url, signer, config.fleet_pub, publics)
-
-
-def _refusal(error: StoreError) -> EnqueueError | None:
-    """Return why the store's script took none of a batch, if it said so."""
-    word, _, job = str(error.__cause__).partition(" ") if isinstance(error.__cause__, ResponseError) else ("", "", "")
-    if word == "UNKNOWN_AFTER":
-        return EnqueueError(f"nothing was enqueued: no job {job} to wait for; a wrong id, or it ended 7 days ago")
-    if word == "CROWDED_AFTER":
-        return EnqueueError(f"nothing was enqueued: 1,000 jobs wait for job {job} already; split the flow")
-    if word == "CROWDED_LANES":
-        return EnqueueError(
-            f"nothing was enqueued: it needs a new lane, and the fleet has {int(job):,}, as many as may be: one for "
-            "each queue with each priority, label, node and level that jobs ask for. Use fewer of these, or wait: "
-            "lanes that stay empty for an hour make room"
-        )
-    first, _, holder = job.partition(" ")
-    if word == "TAKEN":
-        return DuplicateJobError(f"nothing was enqueued: already queued as {holder}, which holds its name", holder)
-    if word == "REPEATED":
-        return DuplicateJobError(f"nothing was enqueued: job {first} was repeated already, as {holder}", holder)
-    return None
 
 
 def _entries(reply: object) -> list[Entry]:

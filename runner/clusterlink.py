@@ -13,14 +13,23 @@ from typing import Any, Final
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection
-from redis.exceptions import ClusterDownError, ConnectionError, MovedError, ReadOnlyError, RedisError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,
+    MovedError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
 from redis.retry import Retry
 
 from runner.wire.cluster import ClusterUrl, owner_in, places_in, slot_of
 
 __all__ = ["open_cluster"]
 
-_MOVED: Final = (MovedError, ReadOnlyError, ClusterDownError)
+#: The slot is elsewhere, on its way, or nowhere for now.
+_MOVED: Final = (MovedError, AskError, TryAgainError, ReadOnlyError, ClusterDownError)
 
 
 def open_cluster(cluster: ClusterUrl, options: Mapping[str, Any]) -> redis.Redis:
@@ -78,7 +87,7 @@ class _ToOwner(Connection):
             return super().read_response(*words, **options)
         except _MOVED as error:
             self.disconnect()  # type: ignore[no-untyped-call]  # untyped
-            raise ConnectionError(f"the slot has another owner now ({error})") from error
+            raise ConnectionError(f"the slot is elsewhere, or on its way ({error})") from error
 
 
 class _TlsToOwner(_ToOwner, SSLConnection):

@@ -186,11 +186,7 @@ class _Round(Replies):
         heard = self._heard.setdefault(card.node, _Heard(count=0))
         if isinstance(reply, KillDone):
             heard.count = reply.count
-        elif (
-            isinstance(reply, Receipt)
-            and reply.job != self._but
-            and orders.speaks_for(self.client, card, reply.job)
-        ):
+        elif isinstance(reply, Receipt) and reply.job != self._but and orders.speaks_for(self.client, card, reply.job):
             heard.receipts[reply.job] = reply
 
     def _missing(self, wait_s: float) -> list[Receipt]:

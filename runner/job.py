@@ -127,9 +127,7 @@ class Job(Generic[R]):
         order = control.Order(reason=reason, grace_s=grace, force=force, wait_s=wait)
         return control.kill_job(self._client(), self.id, order)
 
-    def kill_tree(
-        self, reason: str = "", grace: float = 0.0, force: bool = False, wait: float = 15.0
-    ) -> list[Receipt]:
+    def kill_tree(self, reason: str = "", grace: float = 0.0, force: bool = False, wait: float = 15.0) -> list[Receipt]:
         """Kill the job as `kill` does; return its receipt, and one for each job that it started, on any node."""
         from runner import control
 
@@ -220,6 +218,7 @@ class Job(Generic[R]):
     apause = twin(pause)
     asignal = twin(signal)
     aresume = twin(resume)
+    aanswer = twin(answer)
 
     async def aresult(self, timeout: float | None = None, types: Iterable[type[object]] = ()) -> R:
         """`result` without blocking the event loop; may be cancelled."""

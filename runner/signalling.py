@@ -7,6 +7,9 @@ be lost; STOP and CONT a pause and a resume (pausing.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import cast
+
 from runner import control, orders, pausing
 from runner.client import Client
 from runner.errors import UsageError
@@ -15,7 +18,7 @@ from runner.wire.command import Selector
 from runner.wire.receipt import PauseReceipt, Receipt
 from runner.wire.signals import FATAL, MAX_WHY, SignalName
 
-__all__ = ["name_of", "signal_job", "signal_many"]
+__all__ = ["chosen", "name_of", "signal_job", "signal_many"]
 
 
 def name_of(text: str) -> SignalName:
@@ -57,6 +60,14 @@ def signal_many(
     tenants = None if tenant is None else (tenant,)
     command = orders.command("signal", chosen, tenants, reason=_short(reason), signal=name)
     return pausing.answered_by_all(client, command, wait_s)
+
+
+def chosen(named: Mapping[str, str | None], tenant: str | None) -> Selector:
+    """Return the one selector that has a value, else the tenant's, else that of every job. Raises UsageError."""
+    for kind, value in named.items():
+        if value is not None:
+            return orders.selector(cast("orders.SelectorKind", kind), value)
+    return orders.selector("all") if tenant is None else orders.selector("tenant", tenant)
 
 
 def _kill(name: SignalName, reason: str, wait_s: float) -> control.Order:

@@ -211,7 +211,7 @@ def _answer(event: h11.Response, mask: Mask | None) -> h11.Response:
     """Return the head of an answer as the client gets it. Raises UnreachableError: it can't be looked through."""
     headers = passed(list(event.headers))
     if mask is None:
-        return h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
+        return _head(event.status_code, headers, bytes(event.reason))
     if any(name == _ENCODING and value.strip().lower() not in (b"", b"identity") for name, value in headers):
         raise UnreachableError("the host compressed its answer although it was asked not to")
     reason = bytes(event.reason)
@@ -219,7 +219,12 @@ def _answer(event: h11.Response, mask: Mask | None) -> h11.Response:
     if mask.shows(whole):
         headers = [(name, mask.cover(value)) for name, value in headers if mask.cover(name) == name]
         reason = mask.cover(reason)
-    return h11.Response(status_code=event.status_code, headers=headers, reason=reason)
+    return _head(event.status_code, headers, reason)
+
+
+def _head(status: int, headers: Headers, reason: bytes) -> h11.Response:
+    """Return the head of an answer whose parts h11 has read and checked itself, before it is written."""
+    return h11.Response(status_code=status, headers=headers, reason=reason, _parsed=True)
 
 
 async def _cut(visit: Visit, client: h11.Connection) -> None:

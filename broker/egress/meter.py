@@ -30,8 +30,10 @@ __all__ = ["Count", "Meter", "Tally", "Usage", "models_path"]
 REPORT_EVERY_S: Final = 0.1
 #: Models of one attempt that are told apart between two reports; a job names as many as it likes.
 _MOST_MODELS: Final = 16
-_ACCOUNT: Final = re.compile(rb'[{,]\s{0,16}"usage"\s{0,16}:\s{0,16}(?=\{)')
-_MODEL: Final = re.compile(rb'[{,]\s{0,16}"model"\s{0,16}:\s{0,16}"([!#-\[\]-~]{1,128})"')
+#: They begin with plain text, which is found fast; what may stand before is looked at afterwards.
+_ACCOUNT: Final = re.compile(rb'"usage"\s{0,16}:\s{0,16}(?=\{)')
+_MODEL: Final = re.compile(rb'"model"\s{0,16}:\s{0,16}"([!#-\[\]-~]{1,128})"')
+_BEFORE_A_KEY: Final = frozenset(b"{, \t\r\n")
 #: Longest account that is read, and the most of them in what comes at once.
 _ACCOUNT_BYTES: Final = 4096
 _MOST_ACCOUNTS: Final = 256
@@ -189,9 +191,10 @@ class Tally:
         if not self._reads:
             return
         text = self._kept + data if self._kept else data
-        if not self.model and b'"model"' in text and (named := _MODEL.search(text)):
-            self.model = named[1].decode("ascii")
-        self._kept = self._searched(text) if b'"usage"' in text else text[-_OPEN_BYTES:]
+        if not self.model:
+            named = next((match for match in islice(_MODEL.finditer(text), _MOST_ACCOUNTS) if _is_key(match)), None)
+            self.model = "" if named is None else named[1].decode("ascii")
+        self._kept = self._searched(text)
 
     def _searched(self, text: bytes) -> bytes:
         """Read the accounts in a text; return its end, where another one may begin."""
@@ -199,14 +202,14 @@ class Tally:
         found = 0
         for match in islice(_ACCOUNT.finditer(text), _MOST_ACCOUNTS):
             found += 1
-            if match.end() < done:
+            if match.end() < done or not _is_key(match):
                 continue
             account, done = _object_at(text, match.end())
             if account is not None:
                 self._take(account)
             elif done > len(text):
-                # It goes on in the next part.
-                return text[match.start() :]
+                # It goes on in the next part, and what stands before tells that it is a key.
+                return text[match.start() - 1 :]
         self._spoiled = self._spoiled or found == _MOST_ACCOUNTS
         # Not what was read already: it would be read again.
         return text[max(done, len(text) - _OPEN_BYTES) :]
@@ -230,6 +233,11 @@ class Tally:
         self._accounts += 1
         before_in, before_out = self._tokens
         self._tokens = max(before_in, whole_in), max(before_out, found_out or 0)
+
+
+def _is_key(match: re.Match[bytes]) -> bool:
+    """Return whether what was found begins where a key may: not in the middle of a text."""
+    return match.start() > 0 and match.string[match.start() - 1] in _BEFORE_A_KEY
 
 
 def _object_at(text: bytes, at: int) -> tuple[dict[str, object] | None, int]:

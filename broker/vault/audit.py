@@ -30,6 +30,8 @@ AUDIT_FILE: Final = "audit.log"
 GENESIS: Final = bytes(32)
 _EVOLVE: Final = b"ringfence/audit/1"
 _MAC_HEX: Final = 64
+#: Made once, because it is on the way of every release.
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 _MAX_LINE_BYTES: Final = 4096
 
 
@@ -105,9 +107,8 @@ class Audit:
         Raises:
             AuditError: it was not written, and nothing of it is left.
         """
-        body = json.dumps(
-            {"n": self._chain.count + 1, "at": round(self._clock(), 3), "event": event, **fields}, separators=(",", ":")
-        ).encode()
+        line_of = {"n": self._chain.count + 1, "at": round(self._clock(), 3), "event": event, **fields}
+        body = _ENCODE(line_of).encode()
         if len(body) > _MAX_LINE_BYTES:
             raise AuditError("the record is larger than a line may be")
         if self._torn:

@@ -37,6 +37,8 @@ __all__ = ["Lines"]
 log = logging.getLogger(__name__)
 
 _FAIR_SHARE: Final = 16
+#: Made once: `json.dumps` makes a new one for each text that is not of its default form.
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 Reply = dict[str, object]
 
 
@@ -196,9 +198,7 @@ class Lines:
 
     def _send(self, line: _Line, reply: Reply) -> bool:
         try:
-            line.socket.send(
-                json.dumps(reply, separators=(",", ":")).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-            )
+            line.socket.send(_ENCODE(reply).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
             return False
         return True

@@ -22,7 +22,7 @@ from node_agent.containment.freezing import FREEZE_TIMEOUT_S, Still
 from node_agent.containment.glance import Glance
 from node_agent.containment.lower.handle import LowMould
 from node_agent.containment.moulds import Mould
-from node_agent.containment.orders import End
+from node_agent.containment.orders import LETTERS, End
 from node_agent.containment.plan import DoorName, Usage, Verdict
 from node_agent.containment.slotgroup import GroupEvents
 from runner.wire import frames
@@ -187,6 +187,8 @@ class Attempt:
 
     def tell(self, number: int) -> None:
         """Send SIGTERM, SIGINT, SIGUSR1 or SIGUSR2 to the worker, through the mould."""
+        if number not in LETTERS:
+            raise ValueError(f"signal {number} is no word to a worker: it would end its mould")
         if not self.verdict.done():
             self._mould.tell(self._name, number)
 

@@ -21,6 +21,7 @@ from typing import Final
 
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
+from node_agent.kernel.pace import Pace
 from node_agent.kernel.parking import Parking
 from node_agent.kernel.storecalls import StoreCalls, text_of
 from node_agent.kernel.words import Words
@@ -48,6 +49,8 @@ MOST_LOUD: Final = 4
 KEEP_MS: Final = 7 * 86_400_000
 #: How often an answer is looked for, and how long a call waits for one before it is PENDING, in seconds.
 LOOK_S: Final = 0.5
+_LOOKS_PER_S: Final = 10.0
+_MOST_TEXT: Final = 512
 WAIT_S: Final = 25.0
 
 
@@ -104,6 +107,7 @@ class Approvals:
         self._parking = parking
         self._look_s, self._wait_s = look_s, wait_s
         self._waiting: dict[str, int] = {}
+        self._paces: dict[str, Pace] = {}
         #: Commands that were answered, and questions whose time was said to be over.
         self._told: dict[str, set[str]] = {}
         self._lifting: set[asyncio.Task[PauseReceipt]] = set()
@@ -121,7 +125,7 @@ class Approvals:
         text = json.dumps(
             {
                 "action": action,
-                "resource": resource,
+                "resource": resource[:_MOST_TEXT],
                 "rule": verdict.rule,
                 "why": verdict.reason,
                 "policy": verdict.policy,
@@ -131,6 +135,7 @@ class Approvals:
                 "asked_at_ms": now_ms(),
             }
         )
+        await self._pace(caller.attempt)
         stand = await self._look(caller, base, text, ask)
         if stand.is_new:
             self._tell_asked(caller, action, resource, verdict, f"{base}.{stand.era}")
@@ -149,8 +154,16 @@ class Approvals:
 
     def ended(self, attempt: str) -> None:
         """An attempt is over: nothing of it waits."""
+        self._paces.pop(attempt, None)
         self._waiting.pop(attempt, None)
         self._told.pop(attempt, None)
+
+    async def _pace(self, attempt: str) -> None:
+        """A job that asks without end waits for it: the store is everybody's."""
+        pace = self._paces.get(attempt)
+        if pace is None:
+            pace = self._paces[attempt] = Pace(_LOOKS_PER_S, MOST)
+        await pace.turn()
 
     def _keys(self, job: str, tenant: str) -> tuple[str, str]:
         return self._calls.keys.ask(job), self._calls.keys.asks(tenant)

@@ -103,7 +103,11 @@ class Bell:
                 named = {name.decode("utf-8", "replace"): value for name, value in (fields or {}).items()}
                 hear = self._heard.get(named.get("kind", b"").decode("utf-8", "replace"))
                 if hear is not None:
-                    hear(named)
+                    try:
+                        hear(named)
+                    except Exception:
+                        # What one ring holds must not keep the node from hearing the next.
+                        log.exception("a ring could not be heard", extra={"entry": after})
         return after
 
     async def _renewed(self, key: str) -> str:

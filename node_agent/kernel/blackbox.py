@@ -1,6 +1,7 @@
 """The flight recorder, its witness, its numbers and its anchors, put together for one boot.
 
-Called by node_agent/session.py. Must never let a boot run on a record that another one holds open.
+Called by node_agent/session.py. The record itself is open for as long as the agent's process: a store that comes and
+goes begins no file after the other. Must never close it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ __all__ = ["BlackBox"]
 
 
 class BlackBox:
-    """Of one boot: ``join`` once the kernel stands, ``run`` while the boot lives, ``stop`` and ``close`` at its end."""
+    """Of one boot: ``join`` once the kernel stands, ``run`` while the boot lives, ``stop`` at its end."""
 
     def __init__(self, ground: Ground, boot: str) -> None:
         settings = ground.settings
         folder = settings.node_home / FOLDER
-        self.recorder = Recorder(folder, node=settings.name, signer=ground.signer, fleet=ground.fleet)
+        if ground.recorder is None:
+            ground.recorder = Recorder(folder, node=settings.name, signer=ground.signer, fleet=ground.fleet)
+        self.recorder = ground.recorder
         self.recorder.note("node.boot", fields={"boot": boot, "policy": ground.policy.version})
         self.metrics = Metrics()
         self.witness = Witness(self.recorder, self.metrics)
@@ -51,10 +54,6 @@ class BlackBox:
         """Put all on disk and anchor it once more."""
         if self._anchors is not None:
             await self._anchors.stop()
-
-    def close(self) -> None:
-        """Let go of the record. Idempotent."""
-        self.recorder.close()
 
     def _called(self, caller: Caller, op: str, resource: str, outcome: str, ms: float) -> None:
         self.witness.called(caller.run, caller.spec, op, resource, outcome, ms)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 #: How often wall and CPU time are charged and the sums are read, in seconds; and the least time between two tellings.
 STEP_S: Final = 0.5
 _LEAST_S: Final = 0.02
+#: Budgets that are told at a time: the kernel has one connection.
+_AT_ONCE: Final = 8
 #: How long after an attempt's end late reports of it are taken, in seconds.
 _LATE_S: Final = 60.0
 #: A model without a price uses a cost bound up at once: more than all of it.
@@ -215,7 +217,13 @@ class Budgets:
             for member in tuple(account.members.values()):
                 self._charge_times(account, member)
         live = tuple(self._accounts.values())
-        await asyncio.gather(*(self._look(account) for account in live))
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def looked(account: Account) -> None:
+            async with places:
+                await self._look(account)
+
+        await asyncio.gather(*map(looked, live))
         self._forget()
         async with self._turned:
             self._turned.notify_all()
@@ -232,17 +240,19 @@ class Budgets:
 
     async def _judge(self, account: Account) -> None:
         """Hold, end or let go on first; what can't be written down or told must not let a job run on."""
-        for member in tuple(account.members.values()):
+        members = tuple(account.members.values())
+        for member in members:
             over = account.over(member.budget)
             if not member.busy and not member.run.stopping and not member.waits:
                 self._act(account, member, over)
             elif member.waits and over is not None and self._ends(account, member):
                 self._kill(account, member, over)
-        for member in tuple(account.members.values()):
+        # Who was killed just now is a member no more a moment later.
+        self._answer(account, members)
+        for member in members:
             over = account.over(member.budget)
             if over is not None:
                 await self._tell_hit(account, member, over)
-        self._answer(account)
 
     def _act(self, account: Account, member: Member, over: Over | None) -> None:
         holds = "budget" in member.run.holders
@@ -306,10 +316,10 @@ class Budgets:
             }
             self._tell(EventType.BUDGET_HIT, account, member, detail)
 
-    def _answer(self, account: Account) -> None:
+    def _answer(self, account: Account, members: Sequence[Member]) -> None:
         """Answer the commands whose words were found, once for each of this node's jobs."""
         for word in account.words.values():
-            for member in account.members.values():
+            for member in members:
                 if member.busy or f"{word.id} {member.attempt}" in account.told:
                     continue
                 account.told.add(f"{word.id} {member.attempt}")
@@ -318,14 +328,18 @@ class Budgets:
     def _reply(self, account: Account, member: Member, word: Command) -> None:
         outcome = "approved" if word.op == "approve" else "denied"
         run, over = member.run, account.over(member.budget)
-        reason = f"budget {account.key}: {over}, still" if over is not None and word.op == "approve" else word.reason
+        reason = word.reason
+        if word.op == "approve" and over is not None:
+            reason = f"budget {account.key}: {over}, still"
+        elif word.op == "deny" and over is None:
+            reason = f"budget {account.key} has room; its jobs are killed once it is used up"
         receipt = self._desk.notary.pause_receipt(
             run.job_id, word.id, word.op, outcome, attempt=run.attempt, reason=reason, by=word.by
         )
         self._desk.reply(receipt)
         self._desk.record("budget.word", member.attempt, key=account.key, outcome=outcome, by=word.by)
         detail: dict[str, str | int | float | bool] = {"key": account.key, "outcome": outcome, "by": word.by}
-        self._tell(EventType.BUDGET_RAISED, account, member, detail)
+        self._tell(EventType.BUDGET_ANSWERED, account, member, detail)
 
     def _tell(
         self, kind: EventType, account: Account, member: Member, detail: dict[str, str | int | float | bool]

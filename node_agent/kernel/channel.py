@@ -128,6 +128,7 @@ class Channel:
         "_listening",
         "_made",
         "_opens",
+        "_owed",
         "_ready",
         "_run",
         "_running",
@@ -148,7 +149,7 @@ class Channel:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._first: Caller | None = None
         self._made = self._told = 0
-        self._listening = self._running = self._closed = False
+        self._listening = self._running = self._closed = self._owed = False
 
     def listen(self) -> None:
         """Hear the attempt from now on. Idempotent."""
@@ -277,10 +278,13 @@ class Channel:
             self._opens = Bucket(OPENS_PER_S, _OPENS_BURST, self._exchange.clock)
             self._bucket = Bucket(CALLS_PER_S, BURST, self._exchange.clock)
         if not self._opens.take():
-            self._say(_BUSY)
-            if not self._attempt.listens_itself():
-                self._stop_listening()
-                self._timers["open"] = asyncio.get_running_loop().call_later(self._opens.wait_s(), self.listen)
+            # Who asks more often is read later; a worker whose words its attempt reads is told to come again.
+            if self._attempt.listens_itself():
+                self._say(_BUSY)
+                return False
+            self._stop_listening()
+            self._owed = True
+            self._timers["open"] = asyncio.get_running_loop().call_later(self._opens.wait_s(2.0), self._pay)
             return False
         if len(self._sessions) >= MAX_SESSIONS:
             self._say(_BUSY)
@@ -306,6 +310,14 @@ class Channel:
         self._first = self._first or caller
         self._sessions.add(CallSession(self, near, caller, desk.table, desk.around, self._exchange.pipes))
         return True
+
+    def _pay(self) -> None:
+        """Answer the OPEN that came too early, and hear the others again."""
+        self._timers.pop("open", None)
+        if self._owed:
+            self._owed = False
+            if self._open():
+                self.listen()
 
     def _say(self, word: bytes) -> None:
         try:  # noqa: SIM105 - as above

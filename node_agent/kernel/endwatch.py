@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from itertools import islice
 from typing import Final, cast
 
 from redis.asyncio import Redis
@@ -25,6 +26,8 @@ __all__ = ["EndWatch", "bounded"]
 STORE_S: Final = 2.0
 #: How often the jobs that somebody waits for are looked at, in seconds: more often at first.
 LOOK_S: Final = (0.02, 0.25)
+#: Most jobs of one look.
+MOST_JOBS: Final = 256
 
 
 class EndWatch:
@@ -54,10 +57,10 @@ class EndWatch:
     async def _look(self) -> None:
         pause_s, count = LOOK_S[0], 0
         while self._watched:
-            jobs = list(self._watched)
-            if len(jobs) > count:
+            if len(self._watched) > count:
                 pause_s = LOOK_S[0]
-            count = len(jobs)
+            count = len(self._watched)
+            jobs = list(islice(self._watched, MOST_JOBS))
             pipe = self._redis.pipeline(transaction=False)
             for job in jobs:
                 pipe.hget(self._keys.job(job), "rf_state")
@@ -69,10 +72,14 @@ class EndWatch:
                 await asyncio.sleep(LOOK_S[1])
                 continue
             for job, state in zip(jobs, states, strict=True):
+                waiters = self._watched.pop(job, [])
                 if state is None or state.decode("utf-8", "replace") in END_STATES:
-                    for waiter in self._watched.pop(job, []):
+                    for waiter in waiters:
                         if not waiter.done():
                             waiter.set_result(None)
+                elif waiters:
+                    # To the end of the line: many that wait for many jobs cost the store no more than these.
+                    self._watched[job] = waiters
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_S[1])
 

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from node_agent.cancelling import end_all
 from node_agent.dependencies import Ended
 from node_agent.kernel.seams import Around
-from node_agent.run import KillOrder, now_ms
+from node_agent.run import KillOrder, Run, now_ms
 from node_agent.spread import spread
 from runner.wire import ids
 from runner.wire.errors import WireError
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 NOTICE: Final = b"tree"
 _NOTICE_MS: Final = 2 * 3_600_000
 BACKOFF_S: Final = (0.05, 2.0)
+#: Each wait for the store, in seconds.
+STORE_S: Final = 2.0
 
 
 class Family:
@@ -42,10 +44,13 @@ class Family:
         self._tasks: set[asyncio.Task[None]] = set()
         around.stopping.append(self._stop)
 
-    def killed(self, spec: JobSpec) -> None:
-        """A job that could start others was killed, and its end stands in the store: tell every node."""
-        if spec.grants.spawn is not None:
-            task = asyncio.get_running_loop().create_task(self._tell(spec.id))
+    def killed(self, run: Run) -> None:
+        """A job was killed, and its end stands in the store: tell every node, if it may have started others.
+
+        One that was killed in its lane was looked at by nobody; an earlier attempt of it may have.
+        """
+        if run.attempt > 0 if run.spec is None else run.spec.grants.spawn is not None:
+            task = asyncio.get_running_loop().create_task(self._tell(run.job_id))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -74,10 +79,12 @@ class Family:
         while not given_up():
             pipe = self._around.redis.pipeline(transaction=False)
             for job in spec.ancestors:
-                pipe.exists(keys.tombstone(job)).hget(keys.job(job), "rf_state")
+                pipe.exists(keys.tombstone(job))
+                pipe.hget(keys.job(job), "rf_state")
             try:
-                found = cast("list[object]", await pipe.execute())
-            except RedisError:
+                async with asyncio.timeout(STORE_S):
+                    found = cast("list[object]", await pipe.execute())
+            except (RedisError, TimeoutError):
                 await asyncio.sleep(spread(wait_s))
                 wait_s = min(2 * wait_s, BACKOFF_S[1])
                 continue

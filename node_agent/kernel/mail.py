@@ -22,7 +22,7 @@ from node_agent.kernel.bell import Bell, Ring
 from node_agent.kernel.bucket import Bucket
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
-from node_agent.kernel.mailforms import Ask, Nothing, One, Receive, Reply, Send, letter_of, shown
+from node_agent.kernel.mailforms import ANSWER_LIFE_S, Ask, Nothing, One, Receive, Reply, Send, letter_of, shown
 from node_agent.kernel.mailstore import HOLD_MS, Given, Handful, MailStore, Place
 from node_agent.kernel.seals import Seals
 from node_agent.kernel.seams import Around
@@ -227,7 +227,7 @@ class Mail:
             raise CallError(ErrorCode.BAD_REQUEST, "its sender waits for no answer: acknowledge it")
         self._pay(caller)
         letter = letter_of(
-            self._around.node, caller, reply_box(held.sender), asked.body, asked.life_s, corr=held.letter
+            self._around.node, caller, reply_box(held.sender), asked.body, ANSWER_LIFE_S, corr=held.letter
         )
         await self._post(caller, letter)
         await self._done_with(caller, place, asked.id)

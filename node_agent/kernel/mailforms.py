@@ -18,8 +18,10 @@ from runner.wire.codec import Json
 from runner.wire.errors import CodecError
 from runner.wire.letters import MAX_LIFE_S, Letter
 
-__all__ = ["Ask", "Nothing", "One", "Receive", "Reply", "Send", "letter_of", "shown"]
+__all__ = ["ANSWER_LIFE_S", "Ask", "Nothing", "One", "Receive", "Reply", "Send", "letter_of", "shown"]
 
+#: How long an answer lies in its box, in seconds.
+ANSWER_LIFE_S: Final = 86_400.0
 #: A body stands some levels deep in what carries it.
 _WRAPS: Final = 8
 
@@ -67,7 +69,6 @@ class Reply:
     box: str
     id: str
     body: object
-    life_s: float = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)

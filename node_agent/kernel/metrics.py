@@ -6,6 +6,7 @@ one thing twice, take a label from a job's own words, or hold what is no JSON.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -38,7 +39,7 @@ METRICS: Final = (
     Metric("ringfence_jobs_retried_total", "counter", "Attempts that another one follows.", ("reason",)),
     Metric("ringfence_queue_wait_seconds", "histogram", "From enqueue (or the due time) to the first admission."),
     Metric("ringfence_calls_total", "counter", "Calls that were answered; error is ok or why.", ("op", "error")),
-    Metric("ringfence_denials_total", "counter", "What jobs were denied, by where.", ("where",)),
+    Metric("ringfence_denials_total", "counter", "What was denied: admission, call, net, secret.", ("where",)),
     Metric("ringfence_kills_total", "counter", "Receipts of kills that were signed.", ("outcome",)),
     Metric("ringfence_events_total", "counter", "Signed events, by type.", ("type",)),
     Metric("ringfence_record_lines_total", "counter", "Lines written to the flight record."),
@@ -71,7 +72,7 @@ class Metrics:
     def waited(self, wait_s: float) -> None:
         """Note how long a job waited."""
         wait_s = max(0.0, wait_s)
-        self._waits[sum(1 for bound in WAITS_S if wait_s > bound)] += 1
+        self._waits[bisect_left(WAITS_S, wait_s)] += 1
         self._waited_s += wait_s
 
     def snapshot(self) -> dict[str, Json]:

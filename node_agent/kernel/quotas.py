@@ -14,6 +14,7 @@ from typing import Final
 
 from node_agent.cancelling import end_all
 from node_agent.kernel.errors import CallError
+from node_agent.kernel.pace import Pace
 from node_agent.kernel.storecalls import StoreCalls
 from node_agent.policycalls import Quota
 from runner.wire.calls import ErrorCode
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 #: A place "at a time" lapses so long after it was last kept up, in milliseconds; how often that is, in seconds.
 LIFE_MS: Final = 20_000
 KEEP_S: Final = 5.0
+#: Refusals of one attempt a second, after the first few.
+_REFUSALS_PER_S: Final = 20.0
+_BURST: Final = 50
 
 
 class Quotas:
@@ -37,6 +41,7 @@ class Quotas:
         self._number = 0
         #: Held places: member → (key, attempt).
         self._held: dict[str, tuple[str, str]] = {}
+        self._paces: dict[str, Pace] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._dropping: set[asyncio.Task[None]] = set()
 
@@ -63,6 +68,7 @@ class Quotas:
         if full:
             for member in held:
                 self._held.pop(member, None)
+            await self._pace(attempt)
             raise CallError(ErrorCode.QUOTA, _full(quotas[int(str(full)) - 1], int(str(rest[0]))))
         if held and self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
@@ -70,6 +76,7 @@ class Quotas:
 
     def ended(self, attempt: str) -> None:
         """An attempt is over: give back whatever it holds."""
+        self._paces.pop(attempt, None)
         self._give_back([member for member, (_, holder) in self._held.items() if holder == attempt])
 
     async def stop(self) -> None:
@@ -77,6 +84,13 @@ class Quotas:
         tasks = [*self._dropping, *([self._keeper] if self._keeper is not None else [])]
         self._keeper = None
         await end_all(tasks)
+
+    async def _pace(self, attempt: str) -> None:
+        """A job that tries without end waits for its refusals: the store is everybody's."""
+        pace = self._paces.get(attempt)
+        if pace is None:
+            pace = self._paces[attempt] = Pace(_REFUSALS_PER_S, _BURST)
+        await pace.turn()
 
     def _give_back(self, members: Sequence[str]) -> None:
         found = [(member, self._held.pop(member)[0]) for member in members if member in self._held]

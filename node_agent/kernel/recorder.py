@@ -208,11 +208,11 @@ class Recorder:
                 held.close()
 
     def _append(self, kind: str, attempt: str, fields: Mapping[str, Field], *, bounded: bool) -> None:
+        if self._fd < 0 or self._torn:
+            self._ready()
         body = recordlines.body(self._count + 1, self._clock() // 1_000_000, kind, attempt, fields)
         if bounded:
             self._take_room(attempt, len(body))
-        if self._fd < 0 or self._torn:
-            self._ready()
         link = flight.linked(self._link, body)
         line = b"%b %b\n" % (body, flight.mac(self._key, link).encode())
         # On a full disk the record lives on its reserve for a while.

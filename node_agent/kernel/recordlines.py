@@ -39,12 +39,13 @@ def body(number: int, at_ms: int, kind: str, attempt: str, fields: Mapping[str, 
 
 def _encoded(number: int, at_ms: int, kind: str, attempt: str, fields: Mapping[str, Field], longest: int) -> bytes:
     parts = [f'{{"n":{number},"at_ms":{at_ms},"kind":{_quote(kind)},"attempt":{_quote(attempt)}']
+    plain = longest == _LONGEST
     for name, value in fields.items():
         # The usual values first: a node writes two lines a job.
-        if type(value) is int and -_MOST_INT < value < _MOST_INT:
-            text = str(value)
-        elif type(value) is str and len(value) <= _SHORTEST and value.isascii() and value.isprintable():
+        if plain and type(value) is str and len(value) <= _SHORTEST:
             text = _quote(value)
+        elif type(value) is int and -_MOST_INT < value < _MOST_INT:
+            text = str(value)
         else:
             text = _value(value, longest)
         parts.append(f",{_quote(f'{name}_' if name in _OWN else name)}:{text}")

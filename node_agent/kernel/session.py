@@ -196,7 +196,7 @@ class CallSession:
             if call.entry.resource is not None:
                 call.resource = call.entry.resource(ask)
             verdict = self._judge(call)
-            answer = self._carry_out(call, ask) if verdict.plain else self._permitted(call, ask, verdict)
+            answer = self._carry_out(call, ask, verdict) if verdict.plain else self._permitted(call, ask, verdict)
         except Exception as error:  # noqa: BLE001 - a part's fault is the node's answer, never the end of its loop
             self._fail(call, error)
             return
@@ -237,12 +237,12 @@ class CallSession:
         release = await decider.permit(self._caller, call.entry.op, call.resource, call.fields, verdict)
         try:
             self._check_alive(call.entry)
-            answer = self._carry_out(call, ask)
+            answer = self._carry_out(call, ask, verdict)
             return await answer if isinstance(answer, Awaitable) else answer
         finally:
             release()
 
-    def _carry_out(self, call: _Call, ask: object) -> Json | Awaitable[Json]:
+    def _carry_out(self, call: _Call, ask: object, verdict: Verdict) -> Json | Awaitable[Json]:
         """No record, no action: the arguments stand in it as a hash and a size, never as they are."""
         entry = call.entry
         if entry.changes:
@@ -253,6 +253,7 @@ class CallSession:
                 resource=call.resource[:_MOST_TOLD],
                 sha256=hashlib.sha256(call.data).hexdigest(),
                 bytes=len(call.data),
+                policy=verdict.policy,
             )
         return entry.handle(self._caller, ask)
 

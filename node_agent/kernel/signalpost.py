@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from runner.wire.codec import Json
-from runner.wire.signals import UNMASKABLE, Outcome, SignalName
+from runner.wire.signals import MAX_WHY, UNMASKABLE, Outcome, SignalName
 
 __all__ = ["MOST_TOLD", "Done", "Listener", "Post", "Sent"]
 
@@ -22,12 +22,19 @@ MOST_TOLD: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One signal: who sent it (``job ID``, ``operator NAME``, ``node NAME``), when (Unix ms, UTC) and why."""
+    """One signal: who sent it (``job ID``, ``operator NAME``, ``node NAME``), when (Unix ms, UTC) and why.
+
+    Whatever the sender wrote, ``why`` is short and printable here: a history has to fit into one answer.
+    """
 
     name: SignalName
     sender: str
     at_ms: int
     why: str = ""
+
+    def __post_init__(self) -> None:
+        plain = "".join(sign if sign.isprintable() else "?" for sign in self.why[:MAX_WHY])
+        object.__setattr__(self, "why", plain)
 
     def shown(self) -> dict[str, Json]:
         """Return it as a job sees it."""

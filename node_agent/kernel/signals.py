@@ -145,7 +145,7 @@ class Signals:
         """Carry out an operator's signal for one attempt and return the signed answer."""
         done = Done("refused", "this order was carried out before: `ringfence events` shows what became of it")
         if act and command.signal is not None:
-            sent = Sent(command.signal, f"operator {command.by}", command.issued_at_ms, command.reason[:MAX_WHY])
+            sent = Sent(command.signal, f"operator {command.by}", command.issued_at_ms, command.reason)
             done = await self.carry_out(run, sent, command=command.id)
         return self._around.notary.pause_receipt(
             run.job_id,
@@ -160,14 +160,14 @@ class Signals:
 
     def notify(self, run: Run, name: SignalName, why: str) -> None:
         """Tell the job's processes that listen of something that another part enforces."""
-        sent = Sent(name, f"node {self._around.node}", now_ms(), why[:MAX_WHY])
+        sent = Sent(name, f"node {self._around.node}", now_ms(), why)
         post = self._post(run)
         post.tell(sent)
         post.note(sent, Done("applied"))
 
     def raised(self, run: Run, name: SignalName, why: str) -> asyncio.Task[Done]:
         """Carry out a signal of the node's own, soon."""
-        sent = Sent(name, f"node {self._around.node}", now_ms(), why[:MAX_WHY])
+        sent = Sent(name, f"node {self._around.node}", now_ms(), why)
         return asyncio.get_running_loop().create_task(self.carry_out(run, sent))
 
     def ended(self, caller: Caller) -> None:

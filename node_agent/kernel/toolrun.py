@@ -34,7 +34,7 @@ from node_agent.pipes import Pipes
 from node_agent.stage import Staged, StageError
 from runner.wire import codec
 from runner.wire.calls import ErrorCode
-from runner.wire.codec import Json, dump
+from runner.wire.codec import Json
 from runner.wire.spec import JobSpec
 
 __all__ = ["ToolDesk"]
@@ -158,8 +158,6 @@ class ToolDesk:
             raise CallError(ErrorCode.BAD_REQUEST, wrong)
         spec = toolforms.spec_of(caller, tool, args)
         self._enforced(self._bench, tool, spec)
-        for seen in self._around.repeating:
-            await seen(caller.run, f"tool {ask.name}", dump(args))
         await self._counted(caller, tool, args)
         if self._under_way.get(caller.attempt, 0) >= MOST_OF_ONE:
             raise CallError(ErrorCode.QUOTA, f"a job calls at most {MOST_OF_ONE} tools at a time")

@@ -43,6 +43,7 @@ _MOST_WAITING: Final = 2
 _MOST_JOBS: Final = 4096
 _MOST_EVENT_BYTES: Final = 16 * 1024
 WAIT_S: Final = 2.0
+_MOST_TEXT: Final = 160
 _TOLD: Final = ("state", "reason", "exit_code", "signal", "by", "outcome")
 
 
@@ -148,7 +149,7 @@ class Watch:
             "node": event.node,
             "at_ms": event.at_ms,
             "signed": bool(signature),
-            **{name: event.detail[name] for name in _TOLD if name in event.detail},
+            **{name: _short(event.detail[name]) for name in _TOLD if name in event.detail},
         }
 
     async def _watches(self, caller: Caller, job: str) -> bool:
@@ -186,6 +187,13 @@ def _event_of(data: bytes, *, signed: bool) -> Event:
     found = codec.load(data, limit_bytes=_MOST_EVENT_BYTES)
     named = found if isinstance(found, dict) else {}
     return record.decode(Event, {name: named[name] for name in ("type", "at_ms", "job", "attempt") if name in named})
+
+
+def _short(value: str | int | float | bool) -> str | int | float | bool:
+    """Return a fact so that an answer of many fits into one record."""
+    if not isinstance(value, str):
+        return value
+    return "".join(sign if sign.isprintable() else "?" for sign in value[:_MOST_TEXT])
 
 
 def _is_id(text: str) -> bool:

@@ -25,6 +25,7 @@ __all__ = ["Witness"]
 
 #: Events that the record tells in other words (the admission stands before the start), or that are no more than talk.
 _TOLD: Final = frozenset({EventType.JOB_STARTED, EventType.JOB_PROGRESS})
+_DENIALS: Final = {EventType.NET_DENIED: "net", EventType.SECRET_DENIED: "secret"}
 #: Events that hold words of the job itself.
 _SAID: Final = frozenset(
     {EventType.NET_DENIED, EventType.JOB_ARTIFACT, EventType.JOB_SIGNALLED, EventType.CHANNEL_VIOLATION}
@@ -58,7 +59,7 @@ class Witness:
             fields["secrets"] = ",".join(f"{one.name}:{one.mode}" for one in spec.grants.secrets)
         name = ids.attempt_name(spec.id, attempt)
         self.recorder.must("job.admitted", name, fields)
-        if hands_values(spec):
+        if spec.grants.secrets and hands_values(spec):
             self.recorder.veiled.add(name)
         self.metrics.count("ringfence_jobs_admitted_total")
         if attempt == 1:
@@ -66,6 +67,7 @@ class Witness:
 
     def refused(self, job: str, attempt: int, reason: str, why: str) -> None:
         """Record that an attempt is not let in."""
+        self.metrics.count("ringfence_denials_total", "admission")
         self.recorder.note("job.refused", ids.attempt_name(job, attempt), {"reason": reason, "why": why})
 
     def ordered(self, job: str, attempt: int, order: KillOrder) -> None:
@@ -75,13 +77,18 @@ class Witness:
             fields["grace_s"] = order.grace_s
         self.recorder.note("kill.ordered", ids.attempt_name(job, attempt), fields)
 
+    def held(self, run: Run, op: str, holder: str, command: str, by: str, why: str) -> bool:
+        """Record a pause or resume before it acts; return whether it is recorded."""
+        fields: dict[str, Field] = {"holder": holder, "command": command, "by": by, "why": why}
+        return self.recorder.note(f"{op}.ordered", ids.attempt_name(run.job_id, run.attempt), fields)
+
     def event(self, kind: EventType, job: str, attempt: int, detail: Mapping[str, str | int | float | bool]) -> str:
         """Record and count an event that is being signed; return the record's head."""
         self.metrics.count("ringfence_events_total", kind.value)
         if kind is EventType.JOB_STARTED:
             self.metrics.count("ringfence_jobs_started_total")
-        elif kind is EventType.NET_DENIED:
-            self.metrics.count("ringfence_denials_total", "net")
+        elif kind in _DENIALS:
+            self.metrics.count("ringfence_denials_total", _DENIALS[kind])
         if kind not in _TOLD:
             name = ids.attempt_name(job, attempt) if job else ""
             self.recorder.note(kind, name, self.recorder.veil(name, detail) if kind in _SAID else detail)

@@ -24,7 +24,7 @@ from runner.cli.options import HomeOption, JsonOption, RedisOption, moment
 from runner.cli.output import print_json, print_line, say
 from runner.cli.recordsource import Folder
 from runner.cli.site import site_of
-from runner.errors import UsageError
+from runner.errors import ConfigError, UsageError
 from runner.home import Home
 from runner.wire import ids
 from runner.wire.times import iso
@@ -221,8 +221,13 @@ def _records(home: Home, node: str | None, file: Path | None) -> list[tuple[str,
 
 def _walk_of(folder: Folder) -> _Walk:
     def walk(known: Known, each: Callable[[Line], object], fault: Callable[[str], object]) -> Report:
-        with folder.opened() as fd:
-            return recordcheck.check(recordcheck.read(fd, segments.found(fd)), known, each, fault)
+        try:
+            with folder.opened() as fd:
+                return recordcheck.check(recordcheck.read(fd, segments.found(fd)), known, each, fault)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder.path} can't be read: {error.strerror}; once more, if it was being tidied"
+            ) from None
 
     return walk
 

@@ -47,7 +47,9 @@ EXIT_SETUP: Final = 78
 LATER: Final = frozenset({"web"})
 
 #: Commands that wait for a node's word: without the store there is none.
-_CONFIRMED: Final = frozenset({"kill", "pause", "resume", "signal", "drain", "undrain", "suspend", "unsuspend"})
+_CONFIRMED: Final = frozenset(
+    {"kill", "pause", "resume", "signal", "approve", "deny", "drain", "undrain", "suspend", "unsuspend"}
+)
 
 application = typer.Typer(
     name="ringfence",

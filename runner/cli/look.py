@@ -192,7 +192,8 @@ def _pairs(values: dict[str, str]) -> str:
 
 
 def _event_line(event: EventView) -> str:
-    detail = " ".join(f"{key}={value}" for key, value in sorted(event.detail.items()))
+    # The flight record's head is for programs: `--json` has it.
+    detail = " ".join(f"{key}={value}" for key, value in sorted(event.detail.items()) if key != "flight")
     job = f" {event.job}.{event.attempt}" if event.job else ""
     node = f" on {event.node}" if event.node else ""
     return f"{event.at} {event.type}{job}{node} {detail}".rstrip()

@@ -11,21 +11,17 @@ from typing import Annotated, Final
 
 import typer
 
-from runner import orders, signalling
 from runner.cli import exitcode
 from runner.cli.kill import check_choice, receipt_line
 from runner.cli.options import HomeOption, JsonOption, RedisOption
 from runner.cli.output import print_json, print_line
 from runner.cli.pause import pause_line
 from runner.cli.site import site_of
-from runner.orders import SelectorKind
-from runner.wire.command import Selector
 from runner.wire.receipt import PauseReceipt, Receipt
 
 __all__ = ["signal"]
 
 _AT_ONCE: Final = 16
-_KINDS: Final[tuple[SelectorKind, ...]] = ("tag", "queue", "node", "task", "secret", "group")
 _Answer = Receipt | PauseReceipt
 
 
@@ -51,14 +47,16 @@ def signal(
     as_json: JsonOption = False,
 ) -> None:
     """Send a signal to running jobs; exits 0 done, 3 unconfirmed or refused, 4 unknown job, 5 not running."""
+    from runner import signalling
+
     known = signalling.name_of(name)
-    named = (tag, queue, node, task, secret, group)
-    check_choice("signal", jobs or (), named, tenant, every)
+    named = {"tag": tag, "queue": queue, "node": node, "task": task, "secret": secret, "group": group}
+    check_choice("signal", jobs or (), tuple(named.values()), tenant, every)
     client = site_of(context, home, redis).app().client()
     if jobs:
         found = _each(jobs, lambda job: signalling.signal_job(client, known, job, reason=reason, wait_s=wait))
     else:
-        chosen = _chosen(named, tenant)
+        chosen = signalling.chosen(named, tenant)
         found = list(signalling.signal_many(client, known, chosen, tenant, reason=reason, wait_s=wait))
     if as_json:
         print_json(found)
@@ -68,13 +66,6 @@ def signal(
         if not found:
             print_line("no running job matches")
     raise typer.Exit(_code(found))
-
-
-def _chosen(named: Sequence[str | None], tenant: str | None) -> Selector:
-    for kind, value in zip(_KINDS, named, strict=True):
-        if value is not None:
-            return orders.selector(kind, value)
-    return orders.selector("all") if tenant is None else orders.selector("tenant", tenant)
 
 
 def _each(jobs: Sequence[str], send: Callable[[str], _Answer]) -> list[_Answer]:

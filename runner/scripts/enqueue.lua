@@ -15,8 +15,8 @@
 -- REPLY  the sequence number of each job; or, with nothing written, the error "DUPLICATE ID", "UNKNOWN_AFTER ID" (no such
 --        job to wait for), "CROWDED_AFTER ID" (too many jobs wait for it), "TAKEN ID HOLDER" (a job that has not ended holds
 --        its unique name), "REPEATED ID NEW" (job NEW repeats that one already), "CROWDED_LANES MOST" (the batch needs new
---        lanes, and the fleet has that many), or "STALE_TICK" (another scheduler was first, or leads now); but after an
---        error of its one job a schedule has moved on all the same; "NO_RULES ID": see RULES
+--        lanes, and the fleet or the tenant has that many), "NO_RULES ID" (see RULES), or "STALE_TICK" (another scheduler was
+--        first, or leads now); but after an error of its one job a schedule has moved on all the same
 -- RULES  what a job may wait for, hold or repeat stands in rules.lua; the client asks for `enqueue_plain`, which does without,
 --        where no job of a batch has any of it
 -- RACE   a job is visible to agents only with all its fields, its sequence number and its place in the lane; the number
@@ -26,23 +26,55 @@
 local MAX_WAIT_S = 31622400
 -- What is kept for jobs that end within their usual life (kill.lua, CUTOFF_TTL_S) is kept longer while others may start.
 local USUAL_LIFE_MS = 604800000 + 60000
--- Every agent asks for all lanes once a second, so no client may add to them without end.
-local MAX_LANES = 10000
+-- Every agent looks for new lanes once a second, so no client may add to them without end, and no tenant take all of them.
+local MAX_LANES, MAX_OWN_LANES, OWN_LANES_TTL_S = 10000, 2500, 691200
 local RECENT_CUT = 64
 
-local function crowded_lanes()
-  local size = pcall_('SCARD', KEYS[2])
-  local room = MAX_LANES - (wrong(size) and 0 or size)
-  if room >= #doc.jobs then return false end
-  local new, named = 0, {}
+-- The new lanes of the batch, by the tenant that names each first.
+local new_lanes = {}
+local function count_new()
+  local looked, count = {}, 0
   for _, job in ipairs(doc.jobs) do
-    if not named[job.lane] and call('SISMEMBER', KEYS[2], job.lane) == 0 then new = new + 1 end
-    named[job.lane] = true
+    if not looked[job.lane] then
+      looked[job.lane] = true
+      if pcall_('SISMEMBER', KEYS[2], job.lane) ~= 1 then
+        local tenant = tenant_of(job.id)
+        new_lanes[tenant] = new_lanes[tenant] or {}
+        table.insert(new_lanes[tenant], job.lane)
+        count = count + 1
+      end
+    end
   end
-  return new > 0 and new > room
+  return count
+end
+
+local function size_of(key)
+  local size = pcall_('SCARD', key)
+  return wrong(size) and 0 or size
+end
+
+-- Whether a tenant has as many lanes as it may; those that were forgotten meanwhile (due.lua) do not count.
+local function has_enough(tenant, more)
+  local key = RF .. 'named:' .. tenant
+  if size_of(key) + more <= MAX_OWN_LANES then return false end
+  for _, lane in ipairs(put('SMEMBERS', key)) do
+    if pcall_('SISMEMBER', KEYS[2], lane) == 0 then call('SREM', key, lane) end
+  end
+  return size_of(key) + more > MAX_OWN_LANES
+end
+
+local function crowded_lanes()
+  local new = count_new()
+  if new == 0 then return nil end
+  if size_of(KEYS[2]) + new > MAX_LANES then return 'CROWDED_LANES ' .. MAX_LANES end
+  for tenant, lanes in pairs(new_lanes) do
+    if has_enough(tenant, #lanes) then return 'CROWDED_LANES ' .. MAX_OWN_LANES end
+  end
+  return nil
 end
 if doc.tick and not (rules and rules.tick(doc.tick)) then return redis.error_reply('STALE_TICK') end
-if crowded_lanes() then return redis.error_reply('CROWDED_LANES ' .. MAX_LANES) end
+local crowded = crowded_lanes()
+if crowded then return redis.error_reply(crowded) end
 
 local seen = {}
 for i, job in ipairs(doc.jobs) do
@@ -90,13 +122,17 @@ for i, job in ipairs(doc.jobs) do
 end
 
 for key, lane in pairs(lanes) do
-  -- Who put the first of the jobs that wait in it has named the lane and woken somebody, who wakes others.
-  local first = #lane == 0 or put('RPUSH', key, unpack(lane)) == #lane
-  if first then
+  -- Who put the first of the jobs that wait in it has listed the lane for RQ's tools and woken somebody, who wakes others.
+  if #lane == 0 or put('RPUSH', key, unpack(lane)) == #lane then
     put('SADD', KEYS[3], key)
-    put('SADD', KEYS[2], lane.name)
     if #lane > 0 then wake(lane.name, #lane) end
   end
+end
+for tenant, names in pairs(new_lanes) do
+  local own = RF .. 'named:' .. tenant
+  put('SADD', KEYS[2], unpack(names))
+  put('SADD', own, unpack(names))
+  call('EXPIRE', own, OWN_LANES_TTL_S)
 end
 for key, recent in pairs(recents) do
   put('ZADD', key, unpack(recent))

@@ -190,7 +190,6 @@ local function moved(from, to)
   call('HSET', index, to, call('HGET', index, from))
   call('HDEL', index, from)
   local content = call('HGET', data, from)
-  call('HDEL', data, to)
   if content then call('HSET', data, to, content) end
   call('HDEL', data, from)
 end

@@ -115,7 +115,14 @@ local WAKE_SHARE, WAKE_MAX = 16, 16
 local function wake(lane, count)
   local key = RF .. 'wake:' .. lane
   local unfetched = pcall_('LLEN', key)
-  if not wrong(unfetched) and unfetched > 0 then return end
+  if not wrong(unfetched) and unfetched > 0 then
+    -- More than we ever put there: somebody else did, to have agents look for nothing.
+    if unfetched > 2 * WAKE_MAX then
+      call('LTRIM', key, 0, 0)
+      call('EXPIRE', key, 60)
+    end
+    return
+  end
   local ones = {'1'}
   for i = 2, math.min(math.ceil((count or 1) / WAKE_SHARE), WAKE_MAX) do ones[i] = '1' end
   put('LPUSH', key, unpack(ones))

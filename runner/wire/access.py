@@ -42,7 +42,7 @@ _SERVE: Final = (
 )
 #: Keys that name a tenant; each ``{}`` is its name.
 _OF_TENANT: Final = (
-    *("rq:job:{}-*", "rf:act:{}", "rf:ev:{}", "rf:tomb:{}-*", "rf:cut:{}", "rf:schedules:{}"),
+    *("rq:job:{}-*", "rf:act:{}", "rf:named:{}", "rf:ev:{}", "rf:tomb:{}-*", "rf:cut:{}", "rf:schedules:{}"),
     *("rf:open:{}-*", "rf:then:{}-*", "rf:uniq:{}:*", "rf:rate:{}:*", "rf:plan:{}:*", "rf:conc:{}:*", "rf:line:{}:*"),
 )
 #: Which numbers of children are given: by nodes alone, so that nobody hides a child from a kill of its parent.
@@ -158,7 +158,7 @@ def controller() -> Role:
             Grant(_HEADS, ("rf:anchor:*",), read=True),
             Grant("zadd zrem", ("rf:due", "rf:doomed", *_REGISTRIES)),
             Grant("lrem lpush", ("rq:queue:*",)),
-            Grant("llen lpush expire", ("rf:wake:*",)),
+            Grant("llen lpush ltrim expire", ("rf:wake:*",)),
         ),
         publishes="rq:pubsub:*",
     )
@@ -180,11 +180,11 @@ def _asking(name: str, queues: Sequence[str]) -> tuple[Grant, ...]:
         Grant(_WRITE, own),
         Grant("incr", ("rf:seq",)),
         Grant("sadd", ("rf:lanes", "rq:queues")),
-        Grant("scard", ("rf:lanes",)),
+        Grant("scard sismember", ("rf:lanes",)),
         Grant("set", ("rf:horizon",)),
         Grant("zadd zrem zscore", ("rf:due", "rf:ticks", "rf:doomed", *_REGISTRIES)),
         Grant("rpush lpush lrem", _lists(queues)),
-        Grant("llen lpush expire", ("rf:wake:*",)),
+        Grant("llen lpush ltrim expire", ("rf:wake:*",)),
         Grant("xadd", ("rf:ctl:*",)),
         Grant(_HEADS, ("rf:anchor:*",), read=True),
     )

@@ -198,7 +198,7 @@ def _more_limits(parent: JobSpec, child: Child) -> tuple[str, str] | None:
     ):
         if asked is not None and held is None:
             return name, "the parent leaves it to the node, so its children can't ask for it: give the parent one"
-        if asked is not None and False:
+        if asked is not None and not 0 < asked <= held:
             return name, f"more than nothing and at most the parent's {held:g} is possible"
     return None
 

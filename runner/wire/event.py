@@ -38,7 +38,7 @@ class EventType(StrEnum):
     JOB_ASKED = "job.asked"
     JOB_ANSWERED = "job.answered"
     BUDGET_HIT = "budget.hit"
-    BUDGET_RAISED = "budget.raised"
+    BUDGET_ANSWERED = "budget.answered"
     KILL_UNCONFIRMED = "kill.unconfirmed"
     NODE_UP = "node.up"
     NODE_DOWN = "node.down"

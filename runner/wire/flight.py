@@ -13,7 +13,6 @@ and who has the fleet's key can tell a forged line from a true one.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import re
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ __all__ = [
     "GENESIS",
     "HEAD",
     "KEEP_ANCHORS_S",
+    "MAC_BYTES",
     "MAX_LINE_BYTES",
     "OPENED",
     "SEED_BYTES",
@@ -51,7 +51,7 @@ OPENED: Final = "record.opened"
 HEAD: Final = "record.head"
 DROPPED: Final = "record.dropped"
 _EVOLVE: Final = b"ringfence/flight/1"
-_MAC_HEX: Final = 32
+MAC_BYTES: Final = 16
 _MAC: Final = re.compile(rb"[0-9a-f]{32}")
 _HEAD: Final = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
 
@@ -78,8 +78,8 @@ def linked(before: bytes, body: bytes) -> bytes:
 
 
 def mac(key: bytes, link: bytes) -> str:
-    """Return the MAC text of the line with the hash ``link``."""
-    return hmac.digest(key, link, "sha256").hex()[:_MAC_HEX]
+    """Return the MAC text of the line with the hash ``link``: keyed BLAKE2s (RFC 7693), a third of an HMAC's cost."""
+    return hashlib.blake2s(link, key=key, digest_size=MAC_BYTES).hexdigest()
 
 
 def evolve(key: bytes) -> bytes:

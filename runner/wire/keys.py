@@ -31,6 +31,7 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     rf:anchor:<node>         stream  owner: the node; 14 d each  its agent, which may add only; head, sig
     rf:log:<job>             stream  7 d after the last entry    agents
     rf:act:<tenant>          zset    not_after + 7 d             enqueue.lua; newest 10,000 ids by sequence (for ps)
+    rf:named:<tenant>        set     8 d after a new one         enqueue.lua; lanes that it named first, at most 2,500
     rf:uniq:<tenant>:<key>   string  not_after or ttl (+ run)    enqueue.lua, ends; the job that holds the name
     rf:rate:<tenant>:<key>   zset    one period                  turn.lua; JOB.ATTEMPT -> ms of its start
     rf:plan:<tenant>:<key>   zset    last due + period + 10 s    turn.lua; jobs that a rate held back, by sequence
@@ -38,16 +39,17 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     rf:line:<tenant>:<key>   zset    30 d                        turn.lua, recover.lua; jobs that wait for a place
     rf:open:<job>            set     its not_after + 7 d         enqueue.lua, ends; jobs that it still waits for
     rf:then:<job>            set     their not_after + 7 d       enqueue.lua, ends; jobs that wait for it, at most 1,000
-    rf:state:<job>           hash    7 d after a change, or more files.lua; its /state: path -> entry, ".fence", ".version"
-    rf:statedata:<job>       hash    as rf:state                 files.lua; path -> content (not_after + wall if longer)
-    rf:mem:<tenant>:<agent>  hash    90 d after the last change  files.lua; what an agent's name remembers: path -> entry
+    rf:state:<job>           hash    7 d after a change, or      files.lua; its /state: path -> entry, ".fence", …
+                                     not_after + wall if later
+    rf:statedata:<job>       hash    as rf:state                 files.lua; path -> content
+    rf:mem:<tenant>:<agent>  hash    90 d after the last change  files.lua; what a name remembers: path -> entry
     rf:memdata:<tenant>:<agent> hash as rf:mem                   files.lua; path -> content
     rf:kids:<job>            hash    its not_after + 7 d         child.lua; next free number of a child, "n:NAME" -> id
     rf:ask:<job>             hash    the time to decide + 7 d    ask, decide; calls of a job that a person decides on
     rf:asks:<tenant>         zset    the longest of them + 7 d   ask, budget, decide; "JOB ID", "budget KEY" -> ms
     rf:budget:<tenant>:<key> hash    ttl_s after its last use    budget, decide; unit -> used, operators' words
-    rf:mail:<tenant>:<box>   stream  8 d after the last letter   mail.lua; a mailbox, topic or (@JOB) box of answers
-    rf:box:<tenant>:<box>    hash    8 d after the last letter   mail.lua; bytes, letters ever, who waits (w:), has seen (s:)
+    rf:mail:<tenant>:<box>   stream  8 d after the last letter   mail.lua; a mailbox, topic or (@JOB, 25 h) answers
+    rf:box:<tenant>:<box>    hash    8 d after the last letter   mail.lua; bytes, count, who waits (w:), has seen (s:)
     rf:dead:<tenant>:<box>   stream  7 d after the last          mail.lua; letters that nobody took, newest 100
     rf:bell:<node>           stream  1 h, ~1,000 entries         mail.lua, agents; what waits for a node's jobs
     rf:quota:<tenant>:<name> zset    one period, or 20 s         quota.lua; uses of a policy's quota, newest 10,000
@@ -190,6 +192,10 @@ class Keys:
     def log(self, job_id: str) -> str:
         """A job's captured output."""
         return f"{self.rf}log:{job_id}"
+
+    def named(self, tenant: str) -> str:
+        """The lanes that a tenant named first."""
+        return f"{self.rf}named:{tenant}"
 
     def active(self, tenant: str) -> str:
         """Recent jobs of a tenant by sequence number."""

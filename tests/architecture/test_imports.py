@@ -64,6 +64,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("runner.job", "runner.control"): "control loads redis: only for a command, never in a guest",
     ("runner.job", "runner.pausing"): "as runner.control",
     ("runner.job", "runner.signalling"): "as runner.control",
+    ("runner.cli.signal", "runner.signalling"): "as runner.control: `--help` loads no redis",
     ("runner.job", "runner.approving"): "as runner.control",
     ("runner.aio", "asyncio"): "costs 20 ms in every guest that imports a task module; only the async twins need it",
     ("runner.wire.values", "uuid"): "brings four libraries into every fork; only values of its class need it",

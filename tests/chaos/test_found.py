@@ -33,7 +33,7 @@ def test_a_claim_whose_lease_is_over_before_its_start_is_given_back(at_claim: in
     job = ids.new_job_id("main")
 
     async def scene() -> Finish:
-        tools = cast("Tools", SimpleNamespace(era=lambda: now, notary=None))
+        tools = cast("Tools", SimpleNamespace(era=lambda: now, notary=None, kernel=None))
         run = Run(job, 1, 0, 1, era=at_claim)
         supervisor = Supervisor(tools, cast("Dispatcher", None))
         return supervisor._unbuilt(Claim(job, 1, "agents", slot=0), run, SpawnError("the lease has run out"))
@@ -50,7 +50,7 @@ def test_a_kill_beside_an_attempts_own_end_wins_over_its_retry(retries: int, sta
 
     async def scene() -> tuple[Finish, Receipt]:
         notary = Notary(key, "n", "b" * 12, "B")
-        supervisor = Supervisor(cast("Tools", SimpleNamespace(notary=notary)), cast("Dispatcher", None))
+        supervisor = Supervisor(cast("Tools", SimpleNamespace(notary=notary, kernel=None)), cast("Dispatcher", None))
         run = Run(spec.id, 1, 0, 1, spec=spec, started_at_ms=1)
         run.settle(Proof(failed, evidence.verdict, 1))
         order = KillOrder("c", 1)

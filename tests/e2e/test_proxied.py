@@ -369,7 +369,9 @@ def test_real_agents(site: Site, name: str, scheme: str) -> None:
         "MSWEA_COST_TRACKING": "ignore_errors",
     }
     grants = Grants(read=(str(Path(python).parent.parent), str(folder)))
-    done = site.run(*words, env=env, grants=grants, secret=Secret("OPENAI_KEY", proxy=site.host))
+    key = f"agent-{name}-{scheme}"
+    budget = Budget(key, tokens=10**9)
+    done = site.run(*words, env=env, grants=grants, secret=Secret("OPENAI_KEY", proxy=site.host), budget=budget)
     assert done.state == "finished", done.output
     assert len(site.web.asked) > count
     assert {text for asked in site.web.asked[count:] for text in asked.header("authorization")} == {f"Bearer {VALUE}"}
@@ -380,6 +382,7 @@ def test_real_agents(site: Site, name: str, scheme: str) -> None:
     (counts,) = _used(site, done.job)
     assert (counts["tokens_in"], counts["tokens_out"]) == tuple(sum(part) for part in zip(*taken, strict=True))
     assert (counts["unknown"], counts["requests"]) == (0, len(taken))
+    wait_until(lambda: _spent(site, key) == sum(map(sum, taken)), "the budget to have every token")
 
 
 def test_e4_a_loop_of_requests_is_held_by_its_budget_approved_once_and_then_killed(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import resource
 import select
 import subprocess
@@ -140,6 +141,7 @@ def test_k8_the_numbers_are_what_the_test_did(live: Live) -> None:
     assert moved("ringfence_kills_total", "killed") == 1
     assert moved("ringfence_queue_wait_seconds", "count") == 4
     assert moved("ringfence_jobs_ended_total", "policy/refused") == 1
+    assert moved("ringfence_denials_total", "admission") == 1
     assert moved("ringfence_events_total", "job.ended") == 5
     assert after["ringfence_slots"][""] == 2
     assert after["ringfence_slots_busy"][""] == 0
@@ -179,6 +181,18 @@ def test_f1_a_kill_is_ordered_ended_and_receipted_in_this_order(live: Live) -> N
     last = live.lines("--job", job.id)[-1]
     assert receipt.flight.partition(":")[0] == str(last["n"])
     assert last["survivors"] == 0
+
+
+def test_f1_a_pause_and_a_resume_are_recorded_before_they_act(live: Live) -> None:
+    """Both orders stand before the events that tell that they were carried out."""
+    job, _ = live.rig.pulse("hold")
+    live.rig.wait_state(job, "running")
+    job.pause(reason="look")
+    job.resume(reason="seen")
+    kinds = ["job.admitted", "pause.ordered", "job.paused", "resume.ordered", "job.resumed"]
+    wait_until(lambda: live.kinds("--job", job.id) == kinds, "pause and resume to be in the record", 10)
+    assert [line["why"] for line in live.lines("--job", job.id) if "ordered" in str(line["kind"])] == ["look", "seen"]
+    job.kill()
 
 
 def test_k3_calls_are_counted_by_op_and_error_and_told_with_a_failure(live: Live) -> None:
@@ -228,6 +242,14 @@ def test_f2_a_live_record_is_held_against_ends_and_receipts(live: Live, tmp_path
     assert (code, "cut back" in str(found["faults"])) == (1, True)
     assert "not checked" not in live.run("audit", "verify").stdout
     assert "the anchors in the store" in live.here("audit", "verify", "--offline").stdout
+    file = max(live.folder.glob("*.rec"))
+    data = file.read_bytes()
+    at = data.index(b'"kill.ordered"')
+    with file.open("r+b") as edited:
+        os.pwrite(edited.fileno(), b"K", at + 1)
+        code, found = live.verify("--offline")
+        os.pwrite(edited.fileno(), data[at + 1 : at + 2], at + 1)
+    assert (code, "was not written by the node" in str(found["faults"])) == (1, True)
     forged = receipt.__class__(**{name: getattr(receipt, name) for name in Receipt.__slots__} | {"survivors": 7})
     note.write_text(json.dumps({name: getattr(forged, name) for name in Receipt.__slots__}))
     assert live.here("audit", "verify", "--receipt", str(note)).returncode == 2
@@ -249,6 +271,24 @@ def test_f3_follow_prints_what_comes(live: Live) -> None:
             assert line["attempt"].rpartition(".")[0] in jobs
         finally:
             process.terminate()
+
+
+def test_e3_what_a_command_can_break_is_decided_by_its_sandbox_not_by_its_words(live: Live) -> None:
+    """However a deletion is spelled, it fails on what was not granted; however harmful a text looks, it may be said."""
+    kept = live.rig.work / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("still here")
+    spelled = ("rm -rf {0}", "rm -fr {0}", "rm -r -f {0}", "find {0} -delete", "r=rm; $r -fr {0}/*", ": > {0}/file")
+    script = "; ".join(word.format(kept) for word in spelled)
+    code = f"import os, shutil; shutil.rmtree({str(kept)!r}, ignore_errors=True); os.unlink({str(kept / 'file')!r})"
+    for argv in (("sh", "-c", script), (sys.executable, "-I", "-c", code)):
+        job = live.rig.command(*argv, grants=Grants(read=(str(kept),)))
+        live.rig.wait_state(job, "finished", "failed")
+        assert (kept / "file").read_text() == "still here"
+    said = "git log --format %H; rm -rf /; DROP TABLE users; http://internal/ ../../etc/passwd"
+    job = live.rig.command("printf", "%s", said)
+    finished(job)
+    assert live.rig.logs(job) == said
 
 
 def test_k7_without_a_record_nothing_starts_and_nothing_is_lost(live: Live) -> None:
@@ -273,3 +313,20 @@ def test_k7_without_a_record_nothing_starts_and_nothing_is_lost(live: Live) -> N
     assert live.verify()[0] == 0
     told = [str(event.detail.get("what")) for event in rig.app.events() if event.type == "node.degraded"]
     assert any("flight record" in what for what in told)
+
+
+def test_f1_a_crash_of_the_agent_leaves_a_record_that_goes_on(live: Live) -> None:
+    """After SIGKILL every line is there; the next start goes on in a file of its own, and the whole is sound."""
+    rig = live.rig
+    job, _ = rig.pulse("crash")
+    rig.wait_state(job, "running")
+    files = len(list(live.folder.glob("*.rec")))
+    live.node.crash()
+    assert live.kinds("--job", job.id) == ["job.admitted"]
+    rig.restart(live.node)
+    wait_until(lambda: "job.ended" in live.kinds("--job", job.id), "the next start to end the job", 20)
+    assert len(list(live.folder.glob("*.rec"))) == files + 1
+    code, found = live.verify()
+    assert (code, found["faults"], found["unchecked"]) == (0, [], [])
+    # The last test of this file: what it has started anew ends with it.
+    live.node.stop()

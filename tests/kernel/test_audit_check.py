@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from node_agent.kernel import recordcheck, segments
 from node_agent.kernel.recordcheck import Anchor, Known, Report
@@ -162,6 +164,41 @@ def test_f2_a_row_is_edited(made: Made) -> None:
         in_mac = data.rfind(b" ", 0, at) > data.rfind(b"}", 0, at)
         if at < before_head and not in_mac:
             assert made.check(key=False).faults, at
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("drop", "twice", "swap", "byte", "cut")), st.integers(0, 999), st.integers(0, 7)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_f2_no_sequence_of_changes_passes(made: Made, steps: list[tuple[str, int, int]]) -> None:
+    """Whatever is dropped, doubled, moved, flipped or cut: the checker says so exactly if the bytes are others."""
+    original = made.last.read_bytes()
+    try:
+        for what, at, bit in steps:
+            lines = made.lines() or [b"\n"]
+            one = at % len(lines)
+            if what == "drop":
+                del lines[one]
+            elif what == "twice":
+                lines.insert(one, lines[one])
+            elif what == "swap":
+                lines[one], lines[-1 - one] = lines[-1 - one], lines[one]
+            elif what == "byte":
+                place = at % len(lines[one])
+                lines[one] = lines[one][:place] + bytes([lines[one][place] ^ (1 << bit)]) + lines[one][place + 1 :]
+            else:
+                lines[one] = lines[one][: at % len(lines[one])]
+                del lines[one + 1 :]
+            made.put(lines)
+        assert bool(made.check(held=True).faults) is (made.last.read_bytes() != original)
+        made.check(key=False)
+    finally:
+        made.last.write_bytes(original)
 
 
 def test_f2_a_file_is_swapped(made: Made, tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_e4_a_no_kills_every_job_of_the_key(valkey: Valkey) -> None:
                 await asyncio.wait_for(over, 5)
             assert caught.value.error is ErrorCode.ENDED
             assert "budget team: calls: 2 of 1 used" in who.run.orders[0].reason
+            assert [receipt.outcome for receipt in on.receipts] == ["denied"]
             assert who.run.orders[0].by == "ann"
             late = on.caller(ledger.job_of(budget))
             await asyncio.wait_for(on.budgets.begin(late.run), 5)

@@ -245,3 +245,20 @@ def test_attack_41_a_call_that_takes_long_to_read_counts_as_several() -> None:
         assert 0 < await talk(nasty) < 200
 
     in_line(scenario, clock=lambda: now[0])
+
+
+def test_a_job_that_asks_for_sessions_one_after_the_other_gets_each_of_them() -> None:
+    """A shell that calls in a loop waits a moment, and is refused nothing."""
+
+    async def scenario(line: Line) -> None:
+        def process() -> int:
+            count = 0
+            for _ in range(45):
+                with Session(line.attempt.far.fileno()) as session:
+                    count += session.call("test.tidy") is True
+            return count
+
+        assert await talk(process) == 45
+        assert line.channel._made == 45
+
+    in_line(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from node_agent.admission import Admitted
 from node_agent.dependencies import Dependencies
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.children import Children
+from node_agent.kernel.family import Family
 from node_agent.turns import Claim
 from runner.scripts import payload, rows
 from runner.signing import Signer
@@ -308,6 +310,40 @@ def test_a_job_asks_only_for_its_own_children(home: Home) -> None:
         return found
 
     assert set(home.with_kernel(claim, spec, ask)) == {ErrorCode.NOT_FOUND}
+
+
+def test_attack_20_a_notice_that_nobody_signed_kills_nothing(home: Home) -> None:
+    """What runs below a job dies on the signed end of that job alone, never on a word or a state in the store."""
+    spec = parent()
+    claim = home.running(spec)
+    job = home.spawn(claim, spec)["job"]
+    ((other,), _) = home.take(home.n2)
+    assert other.job == job
+
+    async def hear(part: Children, who: Caller) -> tuple[list[int], bytes]:
+        below = rig.caller(parent()).run
+        below.selectors = (f"job:{spec.id}",)
+        family = Family(dataclasses.replace(part._around, runs=lambda: (below,)))
+        seen = []
+        for signer in (None, home.kin.client, home.kin.nodes["n1"]):
+            if signer is None:
+                home.desk.redis.hset(KEYS.job(spec.id), "rf_state", "killed")
+            else:
+                home.desk.redis.hset(KEYS.job(spec.id), mapping=_end(claim, "n1", signer, State.KILLED))
+            await family.hear(spec.id)
+            seen.append(len(below.orders))
+        family.killed(who.run)
+        await asyncio.gather(*family._tasks)
+        return seen, home.desk.redis.xrevrange(KEYS.control(), count=1)[0][1][b"job"]
+
+    assert home.with_kernel(claim, spec, hear) == ([0, 0, 1], spec.id.encode())
+
+
+def _end(claim: Claim, node: str, signer: Signer, state: State) -> dict[str, bytes]:
+    digest = payload.parse(claim.data).sha256
+    outcome = record.dumps(Outcome(claim.job, claim.attempt, state, node, "boot", 1, envelope_sha256=digest))
+    signature = signer.sign(Domain.OUTCOME, outcome).encode()
+    return {"rf_state": state.encode(), "rf_outcome": outcome, "rf_outcome_sig": signature}
 
 
 def test_nodes_and_clients_do_it_as_their_own_users(home: Home) -> None:

@@ -288,13 +288,22 @@ GRANTS = st.builds(
 LIMITS = st.builds(Limits, timeout_s=st.none() | st.floats(1, 3), files=SIZES)
 
 
-@given(GRANTS, LIMITS, GRANTS, LIMITS, st.integers(0, 6), st.integers(-1, 1))
+FIELDS = st.sets(
+    st.sampled_from(["paths", "net", "secrets", "tools", "memory_bytes", "no_exec", "service"]), max_size=2
+)
+
+
+@given(GRANTS, LIMITS, GRANTS, LIMITS, FIELDS, st.integers(0, 3), st.integers(-1, 1))
 def test_attack_04_what_is_derived_is_never_more(
-    held: Grants, bound: Limits, asked: Grants, limits: Limits, number: int, later_ms: int
+    held: Grants, bound: Limits, other: Grants, limits: Limits, changed: set[str], number: int, later_ms: int
 ) -> None:
     """Whatever is asked: the child is refused, or each single thing that it has its parent has, too."""
+    held = dataclasses.replace(held, spawn=4)
+    fields = {name: getattr(other, name) for name in changed - {"limits"}}
+    asked = dataclasses.replace(held, **{"spawn": None, **fields})
     spec = parent(grants=held, limits=bound)
-    ask = child(spec, grants=asked, limits=limits, number=number, not_after_ms=FAR_MS + later_ms)
+    wanted = limits if "limits" in changed else Limits()
+    ask = child(spec, grants=asked, limits=wanted, number=number, not_after_ms=FAR_MS + later_ms)
     try:
         made = derived.child_of(derived.origin_of(spec), ask)
     except BeyondError:

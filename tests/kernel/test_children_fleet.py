@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from runner import Grants, JobFailed, JobKilled, JobRefused, keyring, lineage
+from runner import Grants, JobFailed, JobKilled, JobLost, JobRefused, keyring, lineage
 from runner.cli.ceiling import Import
 from runner.client import disconnect_all
 from runner.home import Home
@@ -262,6 +262,19 @@ def test_k5_more_calls_than_places_wait_their_turn(rig: Rig) -> None:
     """Four calls at a time on two places all get their answer."""
     job = rig.app.call("kin_tasks:many", ["greet", {"who": "x"}, 4], grants=Grants(tools=("greet",)))
     assert job.result(timeout=40) == [0, 0, 0, 0]
+
+
+def test_no_tool_outlives_its_agent(rig: Rig) -> None:
+    """A tool's sandbox hangs on the agent's lifeline like any job's: SIGKILL to the agent ends it."""
+    node = rig.start("c")
+    job = rig.app.call("kin_tasks:use", ["slow", {"mark": "0.125"}], grants=Grants(tools=("slow",)), node=node.name)
+    wait_until(lambda: _sleeps("0.125"), "the tool to run", 30)
+    node.crash()
+    wait_until(lambda: not _sleeps("0.125"), "the tool to be gone", 10)
+    rig.restart(node)
+    with pytest.raises(JobLost):
+        job.result(timeout=40)
+    node.stop()
 
 
 def _below(rig: Rig, job: str) -> int:

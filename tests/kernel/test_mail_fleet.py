@@ -14,6 +14,14 @@ from runner.client import disconnect_all
 from tests.support.rig import Rig, rigged
 
 PROGRAMS = Path(__file__).parent / "programs"
+TOOL = """
+[[tool]]
+name = "echo"
+argv = ["/bin/echo", "{word}"]
+schema.properties.word = { type = "string" }
+[loop]
+in_row = 4
+"""
 MAIL = Grants(mail=("desk", "once"))
 
 
@@ -21,6 +29,8 @@ MAIL = Grants(mail=("desk", "once"))
 def agents() -> Iterator[Rig]:
     """Two nodes with two slots each that serve the tasks."""
     with rigged(slots=2, heartbeat_s=5.0, imports=(Import("talk_tasks", PROGRAMS),)) as found:
+        with (found.home / "policy.toml").open("a") as file:
+            file.write(TOOL)
         found.start("a")
         found.start("b")
         yield found
@@ -82,6 +92,22 @@ def test_signals_reach_a_program_that_knows_nothing_of_them(rig: Rig) -> None:
     with pytest.raises(JobKilled) as ended:
         job.result(timeout=20)
     assert ended.value.reason == "policy"
+
+
+def test_a_looping_job_is_frozen_let_go_on_once_frozen_again_and_killed(rig: Rig) -> None:
+    """LOOP is sent at the fourth equal tool call, from outside; an operator gives as much rope again, and ends it."""
+    job = rig.app.call("talk_tasks:loops", grants=Grants(tools=("echo",)))
+    for calls in (3, 7):
+        rig.wait_state(job, "paused")
+        rig.wait_output(job, "called\n" * calls)
+        told = [event.detail for event in job.events() if event.type == "job.signalled"]
+        assert (told[-1]["signal"], told[-1]["outcome"]) == ("LOOP", "applied")
+        assert len(told) == calls // 3
+        if calls == 3:
+            assert job.signal("CONT", reason="go on").outcome == "resumed"
+    receipt = job.kill()
+    assert (receipt.outcome, receipt.survivors) == ("killed", 0)
+    assert rig.logs(job).count("called") == 7
 
 
 def test_operators_signal_by_name_and_selector_on_the_command_line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -113,6 +114,15 @@ def test_e3_trees_are_compared_by_component_and_no_other_spelling_slips_past() -
     assert said(rules, "file.open", "/state/outside", grants=state).effect == "allow"
     for odd in ("/state/x/../out/a", "/state//out/a", "/state/./out"):
         assert said(rules, "file.open", odd, grants=state).effect == "deny", odd
+
+
+def test_attack_41_a_hostile_resource_costs_no_time() -> None:
+    """A text on which a pattern would work long is denied unseen."""
+    rules = calls('[[call]]\neffect = "deny"\nactions = ["*"]\nresources = ["*a*a*a*a*a*a*a*b"]\n')
+    started_s = time.perf_counter()
+    assert said(rules, "progress.set", "a" * 60_000).effect == "deny"
+    assert said(rules, "progress.set", "a" * 4096).effect == "allow"
+    assert time.perf_counter() - started_s < 0.5
 
 
 def test_rules_hold_for_whom_they_name() -> None:

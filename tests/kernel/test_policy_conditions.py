@@ -57,6 +57,12 @@ def test_e2_another_type_is_unknown_and_never_raises(op: str) -> None:
         assert isinstance(found, Unknown), (op, odd)
 
 
+def test_attack_41_a_long_list_is_not_looked_through() -> None:
+    """What takes long to judge can't be judged."""
+    facts = {"args": {"x": ["a"] * 1001}}
+    assert isinstance(holds(Compare("args.x", "contains", "a"), facts), Unknown)
+
+
 def test_e2_what_decides_alone_decides_whatever_stands_beside_it() -> None:
     """An unknown part changes nothing where another one decides, in either order."""
     yes, no = Compare("tenant", "eq", "main"), Compare("tenant", "eq", "other")

@@ -22,6 +22,7 @@ from node_agent.kernel import recordcheck, recorder, segments
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.recordcheck import Known, Report
 from node_agent.kernel.recorder import Recorder
+from runner.cli import recordsource
 from runner.signing import Signer
 from runner.wire import flight
 from runner.wire.calls import ErrorCode
@@ -88,6 +89,7 @@ import os, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from node_agent.kernel.recorder import Recorder
+from runner.cli import recordsource
 from runner.signing import Signer
 record = Recorder(Path({str(tmp_path)!r}) / "flight", node="n1", signer=Signer(bytes(range(32))),
                   fleet={FLEET.public!r}, reserve_bytes=0)
@@ -262,8 +264,11 @@ def test_a_record_that_others_can_change_is_not_written(tmp_path: Path) -> None:
         record.write("call", JOB)
     assert list((tmp_path / "flight").iterdir()) == []
     (tmp_path / "flight").chmod(0o700)
-    assert record.heal()
+    record.write("call", JOB, op="first")
+    assert not record.failed
     record.close()
+    report, lines = looked(tmp_path / "flight", opener=NODE)
+    assert (report.faults, [line.get("op") for line in lines]) == ([], [None, "first"])
 
 
 def test_f1_words_of_a_job_that_holds_a_value_are_not_written(opens: Opens, tmp_path: Path) -> None:
@@ -288,3 +293,28 @@ def test_seeds_are_sealed_for_the_fleet_alone(opens: Opens, tmp_path: Path) -> N
     box = base64.b64decode(cast("str", first["seed"]))
     assert NODE.unsealed(box) is None
     assert len(FLEET.unsealed(box) or b"") == flight.SEED_BYTES
+
+
+def test_f3_a_follower_sees_every_line_over_rotations_once_and_in_order(opens: Opens, tmp_path: Path) -> None:
+    """Whoever follows reads each file to its end and goes on in the next, while the recorder rotates under him."""
+    record = opens(segment_bytes=4096)
+    rounds = iter(range(8))
+
+    def sleep(_: float) -> None:
+        next_round = next(rounds, None)
+        if next_round is None:
+            raise KeyboardInterrupt
+        for number in range(25):
+            record.write("call", JOB, round=next_round, number=number)
+
+    seen: list[recordcheck.Line] = []
+    faults: list[str] = []
+    fd = os.open(tmp_path / "flight", os.O_RDONLY)
+    with pytest.raises(KeyboardInterrupt):
+        recordcheck.check(
+            recordsource.following(fd, sleep), Known("n1", NODE.public, FLEET, ()), seen.append, faults.append
+        )
+    os.close(fd)
+    assert faults == []
+    assert [line["n"] for line in seen] == list(range(1, record.count + 1))
+    assert record.count > 200

@@ -18,9 +18,9 @@ from node_agent.kernel.signals import BURST, may_signal
 from node_agent.pausing import Order, Pauser
 from node_agent.run import now_ms
 from node_agent.walltime import WallTime
-from runner.wire import ids
+from runner.wire import codec, ids
 from runner.wire import spec as specs
-from runner.wire.calls import ErrorCode
+from runner.wire.calls import MAX_CALL_BYTES, ErrorCode
 from runner.wire.codec import Json
 from runner.wire.event import EventType
 from runner.wire.keys import Keys
@@ -208,8 +208,11 @@ def test_row_s4_every_signal_is_recorded_before_it_acts_and_the_history_is_bound
             assert tree.done == ["SIGUSR1"]
             assert await operator(node, who, "KILL") == "applied"
             for _ in range(2 * MOST_TOLD):
-                await operator(node, who, "USR2")
-            assert len(cast("list[Json]", (await ask(node, who, "list"))["history"])) == MOST_TOLD
+                sent = Sent(SignalName.USR2, "operator ann", 1, "\0\U0001f511" * 2000)
+                await node.signals.carry_out(who.run, sent)
+            answer = await ask(node, who, "list")
+            assert len(cast("list[Json]", answer["history"])) == MOST_TOLD
+            assert len(codec.dump(answer)) < MAX_CALL_BYTES - 4096
 
     asyncio.run(main())
 

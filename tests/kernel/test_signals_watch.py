@@ -12,7 +12,7 @@ from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
 from node_agent.records import Signed
 from runner.wire import codec, ids
-from runner.wire.calls import ErrorCode
+from runner.wire.calls import MAX_CALL_BYTES, ErrorCode
 from runner.wire.codec import Json
 from runner.wire.event import EventType
 from runner.wire.keys import Keys
@@ -101,6 +101,31 @@ def test_a_watcher_waits_for_news_and_hears_them_soon(valkey: Valkey) -> None:
             await put(store, event.payload, event.signature)
             events, _ = await asyncio.wait_for(waiting, 3)
             assert [one["job"] for one in events] == [spec.id]
+            await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_an_answer_fits_one_record_whatever_the_events_hold(valkey: Valkey) -> None:
+    """Many events with long and odd texts are told in several answers, none too large to be sent."""
+
+    async def main() -> None:
+        known = Fleet()
+        async with fleet(valkey, "n1", known=known) as nodes:
+            node, store = nodes["n1"], Redis(unix_socket_path=str(valkey.socket))
+            spec, guard = build.job(), rig.caller(watch=("all",))
+            known.jobs[spec.id] = spec
+            _, after = await watch(node, guard)
+            detail: dict[str, str | int | float | bool] = dict.fromkeys(("by", "reason"), "\0\U0001f511" * 500)
+            event = node.around.notary.event(EventType.JOB_PAUSED, job=spec.id, attempt=1, detail=detail)
+            for _ in range(40):
+                await put(store, event.payload, event.signature)
+            count = 0
+            while (found := await watch(node, guard, after=after))[0]:
+                events, after = found
+                assert len(codec.dump(events)) < MAX_CALL_BYTES - 4096
+                count += len(events)
+            assert count == 40
             await store.aclose()
 
     asyncio.run(main())

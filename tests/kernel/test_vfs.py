@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import cast
 
 import pytest
+from redis.asyncio import Redis
 
+from node_agent.kernel.caller import Caller
+from node_agent.kernel.seams import Verdict
+from node_agent.kernel.vfs.files import Files
 from node_agent.kernel.vfs.mounts import ROOTS, WORKING
 from node_agent.kernel.vfs.paths import split
+from runner.wire import record
 from runner.wire.calls import MAX_CALL_BYTES, MAX_DATA_BYTES, ErrorCode
-from runner.wire.codec import dump
+from runner.wire.codec import Json, dump
 from runner.wire.grants import MailGrant
 from tests.kernel import rig
 from tests.kernel.disks import Answer, job, memory
@@ -257,6 +263,34 @@ def test_row_v4_directories_have_their_rules() -> None:
         await disk.ask(who, "rename", path=f"{W}/f/e/x", to=f"{W}/f/e/x")
         assert await disk.get(who, f"{W}/f/e/x") == b"2"
         assert await disk.names(who, W) == ["f"]
+
+    asyncio.run(main())
+
+
+class Keeps(rig.FakePolicy):
+    """Denies every call about one tree."""
+
+    def decide(self, caller: Caller, action: str, resource: str, facts: Mapping[str, Json]) -> Verdict:
+        kept = resource == f"{W}/d/kept" or resource.startswith(f"{W}/d/kept/")
+        return Verdict("deny" if kept else "allow", "fake", "kept")
+
+
+def test_a_rename_takes_nothing_away_that_policy_keeps() -> None:
+    """What a rule keeps from a job stays out of its reach under another name, too: itself, and with what it lies in."""
+
+    async def main() -> None:
+        files, who = Files.on(rig.around(Redis(), decider=Keeps())), job()
+        rows = {entry.op: entry for entry in files.entries()}
+        for path in ("d", "d/kept", "d/free"):
+            await rig.ask(rows.values(), who, "file.mkdir", path=f"{W}/{path}")
+        for source in ("d/kept", "d"):
+            code = await rig.refused(rows.values(), who, "file.rename", path=f"{W}/{source}", to=f"{W}/x")
+            assert code is ErrorCode.DENIED
+        await rig.ask(rows.values(), who, "file.rename", path=f"{W}/d/free", to=f"{W}/x")
+        for op, fields in (("rename", {"path": f"{W}/a", "to": f"{W}//b/"}), ("open", {"path": f"{W}/./b"})):
+            entry = rows[f"file.{op}"]
+            assert entry.resource is not None
+            assert entry.resource(record.decode(entry.ask, fields)) == f"{W}/b"
 
     asyncio.run(main())
 

@@ -21,7 +21,7 @@ from runner.wire import codec
 from runner.wire.calls import MAX_CALL_BYTES, ErrorCode
 from runner.wire.errors import RecordError
 from runner.wire.keys import Keys
-from tests.kernel.disks import Disk, disk, job
+from tests.kernel.disks import Disk, disk, job, memory
 from tests.support.valkey import Valkey
 
 S, M = "/state", "/mem/semantic"
@@ -195,6 +195,30 @@ def test_what_others_change_costs_the_agent_a_bounded_time(valkey: Valkey, monke
             assert code is ErrorCode.SLOW_DOWN
             two.now_s += 1
             await two.names(bob, M)
+
+    asyncio.run(main())
+
+
+def test_renames_of_full_directories_have_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that renames what holds much, again and again, is slowed down; everything else goes on."""
+    monkeypatch.setattr(volume, "_WORK", (0.05, 0.002))
+
+    async def main() -> None:
+        node, who = memory(), job()
+        await node.ask(who, "mkdir", path="/mem/working/d0")
+        for number in range(100):
+            await node.ask(who, "mkdir", path=f"/mem/working/d0/{number}")
+        code, number = None, 0
+        while code is None and number < 200:
+            try:
+                await node.ask(who, "rename", path=f"/mem/working/d{number}", to=f"/mem/working/d{number + 1}")
+                number += 1
+            except CallError as error:
+                code = error.error
+        assert code is ErrorCode.SLOW_DOWN
+        await node.put(who, "/mem/working/a", b"1")
+        node.now_s += 1
+        await node.ask(who, "rename", path=f"/mem/working/d{number}", to="/mem/working/e")
 
     asyncio.run(main())
 

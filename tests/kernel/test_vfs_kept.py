@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 from contextlib import AsyncExitStack
 from typing import cast
 
+import pytest
 import redis as sync_redis
 
+from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
+from node_agent.kernel.vfs.nodes import ENTRY_BYTES
 from runner.wire.calls import ErrorCode
 from runner.wire.keys import Keys
 from tests.kernel import rig
@@ -339,11 +344,72 @@ def test_a_change_between_a_look_and_a_change_is_seen_next(valkey: Valkey) -> No
             real = two.files._store.change
 
             async def slow(*words: object) -> object:
-                await one.put(ann, f"{M}/b", b"2")
+                await one.put(ann, f"{M}/b", b"2", append=True)
                 return await real(*words)  # type: ignore[arg-type] # what it was called with
 
             two.files._store.change = slow  # type: ignore[method-assign, assignment]
             await two.put(bob, f"{M}/c", b"3")
             assert await two.names(bob, M) == ["a", "b", "c"]
+            # Whoever appended besides others does not know the version of it all.
+            assert await two.put(bob, f"{M}/b", b"3", append=True) == {"size": None, "version": None}
+            assert await two.get(bob, f"{M}/b") == b"223"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_nodes_at_once_leave_a_tree_that_adds_up(
+    valkey: Valkey, valkey_keeper: sync_redis.Redis, seed: int
+) -> None:
+    """Whatever they do to one memory at the same time: counts are right, contents have names, and all see the same."""
+    keys, chance = (Keys().memory("main", "ann"), Keys().memory_data("main", "ann")), random.Random(seed)
+    paths = [f"{M}/{name}" for name in ("a", "b", "d", "d/a", "d/b", "d/e", "d/e/a")]
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            nodes = [await stack.enter_async_context(disk(valkey)) for _ in range(3)]
+            jobs = [job(agent="ann") for _ in nodes]
+
+            async def work(node: Disk, who: Caller) -> None:
+                for _ in range(60):
+                    node.now_s += 1
+                    path, to = chance.choice(paths), chance.choice(paths)
+                    asked = chance.choice(
+                        (
+                            ("put", {"path": path, "data": bytes(chance.randrange(40))}),
+                            ("put", {"path": path, "data": b"x", "append": True}),
+                            ("put", {"path": path, "data": b"y", "ttl_s": 0.002}),
+                            ("mkdir", {"path": path}),
+                            ("remove", {"path": path, "directory": chance.random() < 0.5}),
+                            ("rename", {"path": path, "to": to}),
+                            ("get", {"path": path}),
+                        )
+                    )
+                    with contextlib.suppress(CallError):
+                        await node.ask(who, asked[0], **asked[1])
+
+            await asyncio.gather(*(work(*one) for one in zip(nodes, jobs, strict=True)))
+            await passed(valkey_keeper, 3)
+            late = await stack.enter_async_context(disk(valkey))
+            await late.put(job(agent="ann"), "/mem/episodic/last", b"1")
+            for node in nodes:
+                node.now_s += 3600
+            seen = [await _tree(*one, M) for one in (*zip(nodes, jobs, strict=True), (late, job(agent="ann")))]
+            assert all(one == seen[0] for one in seen)
+
+    asyncio.run(main())
+    index, contents = (cast("dict[bytes, bytes]", valkey_keeper.hgetall(key)) for key in keys)
+    files = {path: int(entry.split()[2]) for path, entry in index.items() if entry[:2] == b"f "}
+    assert files == {path: len(content) for path, content in contents.items()}
+    entries = sum(path[:1] == b"/" for path in index)
+    counted = (int(index[b".bytes"]), int(index[b".entries"]))
+    assert counted == (sum(files.values()) + entries * ENTRY_BYTES, entries)
+
+
+async def _tree(node: Disk, who: Caller, top: str) -> dict[str, object]:
+    """Everything below a directory."""
+    found: dict[str, object] = {}
+    for name in await node.names(who, top):
+        stat = await node.ask(who, "stat", path=f"{top}/{name}")
+        found[name] = await _tree(node, who, f"{top}/{name}") if stat["type"] == "directory" else stat["size"]
+    return found

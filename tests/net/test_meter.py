@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
@@ -243,3 +244,28 @@ def test_the_last_answer_is_told_after_the_end(shared: Parts) -> None:
         tick.release(9)
 
     in_keyed_door(shared, scenario)
+
+
+def test_a_key_s_text_that_ends_in_a_name_is_no_account() -> None:
+    """A quote that is escaped begins nothing, wherever the parts are cut."""
+    body = b'{"model \\"usage": {"prompt_tokens": 5}, "x\\"model": "cheap", "model": "real"}'
+    for size in (1, 3, 7, 200):
+        pieces = [body[at : at + size] for at in range(0, len(body), size)]
+        assert answered(pieces, JSON) == ("real", Count(1, 0, 0, 1, len(body)))
+
+
+def test_looking_for_accounts_does_not_slow_a_stream() -> None:
+    """64 KiB of events, each with an empty account, take far less than it takes to send them."""
+    chunk = events(chat(usage=None)) * 400
+    times = []
+
+    def act(meter: Meter) -> None:
+        tally = Tally(meter, b"POST", CHAT)
+        tally.head(200, EVENTS)
+        for at in range(0, len(chunk), 1 << 16):
+            start_s = time.thread_time()
+            tally.feed(chunk[at : at + (1 << 16)])
+            times.append(time.thread_time() - start_s)
+
+    metering(act)
+    assert min(times) < 0.002

@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.egress.errors import BadRequestError, EgressError, RefusedError
 from broker.egress.orders import dump_rules, load_rules
@@ -70,6 +72,17 @@ def test_what_is_no_route_goes_nowhere(target: str, error: type[EgressError]) ->
     """Names are exact; a host that has no route of its name is none."""
     with pytest.raises(error):
         goal_of(target, RULES, OWN)
+
+
+@given(st.text(max_size=60), st.sampled_from(["/", "/r/", "/r/KEY", "/r/10.0.0.5:8080", "http://127.0.0.1:3128/r/"]))
+def test_attack_12_no_path_leads_beyond_the_grants(text: str, begin: str) -> None:
+    """Whatever a job writes below its own proxy's address: one of its hosts as granted, or nothing."""
+    try:
+        goal = goal_of(begin + text, RULES, OWN)
+    except EgressError:
+        return
+    assert (goal.to, goal.secure) in {(KEY, True), (PLAIN, False)}
+    assert goal.path.startswith("/")
 
 
 def test_a_route_to_what_is_not_granted_is_none() -> None:

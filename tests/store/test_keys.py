@@ -28,6 +28,7 @@ FAR_S = 31 * DAY_S
 LIVES: dict[str, tuple[int, int] | None] = {
     "rf:act:*": (WEEK_S, 2 * WEEK_S + 60),
     "rf:cut": (8 * DAY_S - 60, 8 * DAY_S),
+    "rf:named:*": (8 * DAY_S - 60, 8 * DAY_S),
     "rf:ev:*": (30 * DAY_S - 60, 30 * DAY_S),
     "rf:tomb:*": (1, 900),
     "rf:wake:*": (1, 60),

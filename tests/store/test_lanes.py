@@ -15,6 +15,7 @@ from node_agent.dispatch import Dispatcher
 from node_agent.lanes import RECENT, WINDOW, Lanes
 from node_agent.turns import Claim, FinishReply, Turn, TurnReply
 from runner import EnqueueError
+from runner.wire import ids
 from runner.wire.keys import Keys
 from tests.agent.test_dispatch import Crew
 from tests.client.paper import Fleet
@@ -26,6 +27,7 @@ from tests.support.wait import await_until
 
 KEYS = Keys()
 MOST: Final = 10_000
+OWN: Final = 2500
 HOUR_MS: Final = 3_600_000
 
 
@@ -154,6 +156,26 @@ def test_no_client_fills_the_set(desk: Desk, agent: Agent) -> None:
         desk.enqueue_all(rows[1:])
     job = desk.enqueue()
     assert agent.claim().job == job
+
+
+def test_attack_56_no_tenant_takes_all_lanes(desk: Desk, agent: Agent) -> None:
+    """At its share a tenant gets no new lane, others do; what was forgotten of its lanes makes room again."""
+    own = [f"own{number}" for number in range(OWN)]
+    desk.redis.sadd(KEYS.lanes(), *own)
+    desk.redis.sadd(KEYS.named("acme"), *own)
+    row = desk.row(ids.new_job_id("acme"), lane="one-more")
+    with pytest.raises(redis.ResponseError, match=f"^CROWDED_LANES {OWN}$"):
+        desk.enqueue_all([row])
+    assert not desk.redis.exists(KEYS.job(str(row["id"])), KEYS.seq())
+    desk.enqueue_all([desk.row(ids.new_job_id("acme"), lane=own[0]), desk.row(ids.new_job_id("other"), lane="theirs")])
+    assert desk.redis.smembers(KEYS.named("other")) == {b"theirs"}
+    desk.redis.srem(KEYS.lanes(), *own[1:100])
+    desk.enqueue_all([row])
+    assert desk.redis.scard(KEYS.named("acme")) == OWN - 99 + 1
+    desk.redis.delete(KEYS.named("acme"))
+    desk.redis.set(KEYS.named("acme"), "spoilt")
+    desk.enqueue_all([desk.row(ids.new_job_id("acme"), lane="last")])
+    assert desk.redis.smembers(KEYS.named("acme")) == {b"last"}
 
 
 def test_a_client_is_told_why_and_what_to_do(valkey: Valkey) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from node_agent import session
+from node_agent.heartbeat import Heartbeat, Heir, LeaseStore
+from node_agent.lease import Lease
 from node_agent.rq_store import SHOWN
 from node_agent.turns import Start
 from runner.wire.states import State
@@ -277,3 +282,22 @@ def test_many_claims_come_in_several_calls(agents: Callable[..., Agent], desk: D
     found += [dead.claim.job for dead in watcher.recover(named=(ONE,))[1]]
     assert len(found) == len(set(found)) == 300
     assert desk.redis.zscore("rf:leases", ONE) is None
+
+
+@pytest.mark.parametrize(("others", "least", "most"), [(0, 1.0, 1.0), (2, 1.0, 1.0), (3, 1.25, 2.5), (99, 1.25, 2.5)])
+def test_agents_of_a_large_fleet_look_less_often_each(others: int, least: float, most: float) -> None:
+    """A lapse is still seen within three heartbeats: two of them and a half until it counts, and two looks at most."""
+    store = cast("LeaseStore", SimpleNamespace(others=others))
+    heartbeat = Heartbeat(
+        store,
+        store,
+        cast("Lease", None),
+        cast("Heir", None),
+        heartbeat_s=5.0,
+        describe=lambda: b"",
+        lanes=lambda: (),
+    )
+    looks = [heartbeat.pause_looks() for _ in range(200)]
+    assert least <= min(looks)
+    assert max(looks) <= most
+    assert 2.5 + 2 * session._RECOVERY_BEATS * most <= 3.0

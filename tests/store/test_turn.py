@@ -252,6 +252,14 @@ def test_wake_ups_are_bounded(agent: Agent, desk: Desk) -> None:
     assert agent.run(agent.store.wait(("agents",)))
 
 
+def test_a_flood_of_wake_ups_is_cut(agent: Agent, desk: Desk) -> None:
+    """Who may write the list can't have agents look for nothing for long: the next enqueue or turn leaves one."""
+    desk.redis.lpush("rf:wake:agents", *("1" * 1000))
+    desk.enqueue()
+    assert desk.redis.llen("rf:wake:agents") == 1
+    assert 0 < int(str(desk.redis.ttl("rf:wake:agents"))) <= 60
+
+
 def test_who_leaves_work_behind_wakes_another(agent: Agent, desk: Desk) -> None:
     """One enqueue wakes one agent; each that fills its slots and leaves jobs wakes one more, the last one nobody."""
     for _ in range(3):

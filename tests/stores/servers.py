@@ -164,11 +164,17 @@ def guarded(folder: Path) -> Iterator[Guarded]:
 
 @dataclass(frozen=True, slots=True)
 class Clustered:
-    """Three nodes of a cluster; ``slot`` is that of the fleet's tag."""
+    """Three nodes of a cluster, and a replica of the one that owns ``slot``, the slot of the fleet's tag."""
 
     url: str
     ports: tuple[int, ...]
     slot: int
+    replica: int = 0
+
+    @property
+    def everywhere(self) -> tuple[int, ...]:
+        """Every port."""
+        return tuple(port for port in (*self.ports, self.replica) if port)
 
     def node(self, port: int) -> redis.Redis:
         """Return a client of one node."""
@@ -176,17 +182,22 @@ class Clustered:
 
     def owner(self) -> int:
         """Return the port of the node that owns the slot."""
-        for port in self.ports:
+        for port in self.everywhere:
             with self.node(port) as client, suppress(redis.ResponseError):
                 client.execute_command("CLUSTER", "COUNTKEYSINSLOT", self.slot)
                 client.get(f"{{{TAG}}}")
                 return port
         raise AssertionError("nobody owns the slot")
 
+    def fail_over(self) -> None:
+        """Have the replica take the slot over, and wait until it did."""
+        self._word(self.replica, "FAILOVER")
+        wait_until(lambda: self.owner() == self.replica, "the replica to own the slot", 20)
+
     def move(self, target: int) -> None:
         """Give the slot with all its keys to another node."""
         source = self.owner()
-        ids = {port: self._word(port, "MYID") for port in self.ports}
+        ids = {port: self._word(port, "MYID") for port in self.everywhere}
         self._word(target, "SETSLOT", self.slot, "IMPORTING", ids[source])
         self._word(source, "SETSLOT", self.slot, "MIGRATING", ids[target])
         with self.node(source) as client:
@@ -194,7 +205,9 @@ class Clustered:
             while keys := client.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, 100):
                 client.execute_command("MIGRATE", "127.0.0.1", target, "", 0, 5000, "KEYS", *keys)
         for port in (target, source, *self.ports):
-            self._word(port, "SETSLOT", self.slot, "NODE", ids[target])
+            # A replica takes no such word; it hears of it.
+            with suppress(redis.ResponseError):
+                self._word(port, "SETSLOT", self.slot, "NODE", ids[target])
 
     def _word(self, port: int, *words: str | int) -> str:
         with self.node(port) as client:
@@ -203,26 +216,29 @@ class Clustered:
 
 @contextmanager
 def clustered(folder: Path) -> Iterator[Clustered]:
-    """Yield a cluster of three nodes, each with a third of the slots; its URL names one that does not own the tag's."""
-    ports = tuple(_free_port() for _ in range(3))
+    """Yield a cluster; its URL names a node that does not own the tag's slot."""
+    *ports, replica = (_free_port() for _ in range(4))
     with ExitStack() as stack:
-        for port in ports:
+        for port in (*ports, replica):
             own = ("--bind", "127.0.0.1", "--port", str(port), "--cluster-enabled", "yes")
             more = ("--cluster-port", str(_free_port()), "--cluster-config-file", str(folder / f"{port}.conf"))
-            stack.enter_context(valkey.running((*own, *more)))
-        found = Clustered("", ports, slot_of(TAG))
+            stack.enter_context(valkey.running((*own, *more, "--repl-diskless-sync-delay", "0")))
+        found = Clustered("", tuple(ports), slot_of(TAG))
         for index, port in enumerate(ports):
-            first, last = index * 16384 // 3, (index + 1) * 16384 // 3 - 1
-            found._word(port, "ADDSLOTSRANGE", first, last)
+            found._word(port, "ADDSLOTSRANGE", index * 16384 // 3, (index + 1) * 16384 // 3 - 1)
             found._word(port, "SET-CONFIG-EPOCH", index + 1)
-        for port in ports[1:]:
+        for port in (*ports[1:], replica):
             with found.node(port) as client:
                 bus = int(client.config_get("cluster-port")["cluster-port"])
             found._word(ports[0], "MEET", "127.0.0.1", port, bus)
-        for port in ports:
-            wait_until(lambda port=port: "cluster_state:ok" in found._word(port, "INFO"), "the cluster to stand", 20)  # type: ignore[misc]  # late binding
-        other = next(port for port in ports if port != found.owner())
-        yield Clustered(f"redis+cluster://127.0.0.1:{other}/{TAG}", ports, found.slot)
+        wait_until(lambda: all("known_nodes:4" in found._word(port, "INFO") for port in (*ports, replica)), "four", 20)
+        wait_until(lambda: all("cluster_state:ok" in found._word(port, "INFO") for port in ports), "the cluster", 20)
+        owner = found.owner()
+        found._word(replica, "REPLICATE", found._word(owner, "MYID"))
+        with found.node(replica) as client:
+            wait_until(lambda: client.info("replication").get("master_link_status") == "up", "the replica", 20)
+        other = next(port for port in ports if port != owner)
+        yield Clustered(f"redis+cluster://127.0.0.1:{other}/{TAG}", tuple(ports), found.slot, replica)
 
 
 def _knows_replica(port: int) -> bool:

@@ -42,3 +42,21 @@ def test_explain_of_a_proxied_secret(host: str, code: int, capfd: pytest.Capture
         assert ("x-api-key" in out) == ("requests=GET /v1/*" in out) == (code == 0)
         assert explained(home, host, "--request", "GET /v1/x?y") == code
         assert explained(home, host, "--request", "POST /v1/x") == 1
+
+
+def test_explain_of_a_field_and_bounds(capfd: pytest.CaptureFixture[str]) -> None:
+    """They are shown instead of the header; a model's host is refused with the reason."""
+    with scratch.folder() as home:
+        home.chmod(0o700)
+        rules = RULES.replace('header = "x-api-key: {value}"', 'field = "query:k"\nbody_bytes = 9\nat_once = 2')
+        assert rules != RULES
+        (home / "vault-policy.toml").write_text(rules.replace('hosts = ["api.example.com"]', 'hosts = ["*"]'))
+        (home / "vault-policy.toml").chmod(0o600)
+        (home / "vault").mkdir(mode=0o700)
+        assert explained(home, "api.example.com") == 0
+        out = capfd.readouterr().out
+        assert "field='query:k'" in out
+        assert "body_bytes=9 at_once=2" in out
+        assert "header" not in out
+        assert explained(home, "api.openai.com") == 1
+        assert "words" in capfd.readouterr().out

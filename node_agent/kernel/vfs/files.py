@@ -35,7 +35,7 @@ _NONE: Final[Mapping[str, Json]] = {}
 
 
 class Files:
-    """The files of all jobs of a boot. ``tools``: what /tools shows; ``judge``: see Names; ``clock``: never goes back."""
+    """The files of all jobs of a boot. ``tools``: what /tools shows; ``judge``: see Names; ``clock``: seconds."""
 
     def __init__(
         self,

@@ -120,7 +120,8 @@ class Names:
                 raise
             finally:
                 volume.close(file)
-            return {"size": file.size, "version": None if file.outdated else file.version}
+            # What others appended meanwhile is not in this tree.
+            return {"size": None, "version": None} if file.outdated else {"size": file.size, "version": file.version}
 
     async def remove(self, caller: Caller, ask: asks.Remove) -> Json:
         """file.remove: a file, or an empty directory if the call says so."""
@@ -140,8 +141,10 @@ class Names:
         async with volume.turn() as tree:
             node, parent, name, over = tree.check_move(source.inner, target.inner)
             self._judge(caller, shown(source.path), ask)
-            for inner in tree.below(node) if isinstance(node, Directory) else ():
-                self._judge(caller, shown((*source.path, *inner.path[len(source.inner) :])), ask)
+            if isinstance(node, Directory):
+                with volume.working():
+                    for inner in tree.below(node):
+                        self._judge(caller, shown((*source.path, *inner.path[len(source.inner) :])), ask)
             await volume.move(node, parent, name, over)
         return None
 

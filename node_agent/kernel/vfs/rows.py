@@ -134,7 +134,7 @@ def _of_changes(do: Mapping[str, Handler]) -> tuple[Entry, ...]:
             asks.Put,
             do["file.put"],
             "Write or append to a file in one call, over a given version if one is named; published with the answer.",
-            "{size, version}; version is null if others appended, too",
+            "{size, version}; both are null if others appended meanwhile",
             grant=_GRANT,
             changes=True,
             errors=(*_CHANGE, ErrorCode.IS_A_DIRECTORY, ErrorCode.EXISTS, ErrorCode.QUOTA, ErrorCode.TOO_LARGE),

@@ -38,7 +38,7 @@ class Tree:
     ) -> None:
         self.bounds = bounds
         self.wall = wall
-        self._clock = clock
+        self.clock = clock
         self.kept = kept
         self._fixed = fixed
         self.root = self._bare()
@@ -88,7 +88,7 @@ class Tree:
 
     def expires_in_s(self, file: File) -> float | None:
         """How long the file is there yet, in seconds; None: no end."""
-        return None if file.expires_s is None else max(0.0, file.expires_s - self._clock())
+        return None if file.expires_s is None else max(0.0, file.expires_s - self.clock())
 
     def below(self, top: Directory) -> Iterator[Node]:
         """Everything below a directory, directories before what is in them."""
@@ -101,7 +101,7 @@ class Tree:
 
     def tick(self) -> None:
         """Take away the files whose time is over."""
-        now = self._clock()
+        now = self.clock()
         while self._ends and self._ends[0][0] <= now:
             end, _, file = heapq.heappop(self._ends)
             if file.linked and file.expires_s == end:
@@ -200,7 +200,7 @@ class Tree:
 
     def ends(self, file: File, ttl_s: float | None) -> None:
         """Let a file end in ``ttl_s`` seconds, or (None) never."""
-        file.expires_s = None if ttl_s is None else self._clock() + ttl_s
+        file.expires_s = None if ttl_s is None else self.clock() + ttl_s
         self._remember_end(file)
 
     def opened(self, file: File) -> None:

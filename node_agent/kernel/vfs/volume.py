@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from node_agent.errors import StoreAwayError
@@ -21,6 +20,7 @@ from node_agent.kernel.vfs.index import Change, Done, Index, Lost, Store, Where
 from node_agent.kernel.vfs.merge import merge
 from node_agent.kernel.vfs.nodes import Directory, File, Node
 from node_agent.kernel.vfs.tree import Tree
+from node_agent.kernel.vfs.work import Work
 from runner.wire.calls import ErrorCode
 
 __all__ = ["WAIT_S", "Kept", "Volume"]
@@ -30,7 +30,7 @@ WAIT_S: Final = 2.0
 #: Changes and bytes that one volume sends to the store: per second, and at once.
 _CHANGES: Final = (100.0, 200.0)
 _BYTES: Final = (float(8 << 20), float(16 << 20))
-#: How often it looks into the store, and how long the agent works on what others changed there (seconds of a second).
+#: How often it looks into the store, and how long the agent works on one volume, in seconds of a second and at once.
 _LOOKS: Final = (200.0, 400.0)
 _WORK: Final = (0.05, 0.1)
 
@@ -45,6 +45,8 @@ class Volume:
         self.tree = tree
         self.owner = owner
         self.writable = writable
+        #: What costs the agent more than a moment counts.
+        self.work = Work(*_WORK, tree.clock)
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
@@ -52,6 +54,18 @@ class Volume:
         """Nobody else changes names or sends to the store meanwhile. Raises CallError(UNAVAILABLE)."""
         async with self._lock:
             yield self.tree
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around what may take the agent long. Raises CallError(SLOW_DOWN): it took too much time of late."""
+        self.check_pace(self.work.allowed())
+        with self.work:
+            yield
+
+    def check_pace(self, fits: bool) -> None:
+        """Raise CallError(SLOW_DOWN) unless it fits."""
+        if not fits:
+            raise CallError(ErrorCode.SLOW_DOWN, "too much about files in a short time: wait a moment")
 
     async def publish(self, files: Iterable[File]) -> None:
         """Let the store have these files; nothing to do where there is none. In a turn."""
@@ -91,7 +105,6 @@ class Kept(Volume):
         self._changes = Bucket(*_CHANGES, clock)
         self._bytes = Bucket(*_BYTES, clock)
         self._looks = Bucket(*_LOOKS, clock)
-        self._work = _Work(*_WORK, clock)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[Tree]:
@@ -127,7 +140,7 @@ class Kept(Volume):
     async def load(self, file: File) -> None:
         if file.content is not None:
             return
-        self._check_pace(self._looks.take())
+        self.check_pace(self._looks.take())
         found = await self._store.content(self._where, file.path)
         if found is None and file.size > len(file.tail):
             self._known = -1
@@ -161,20 +174,16 @@ class Kept(Volume):
 
     async def _look(self) -> None:
         """See what others changed, and own the tree from here on if it has an owner."""
-        self._check_pace(self._looks.take() and self._work.allowed())
+        self.check_pace(self._looks.take() and self.work.allowed())
         found = await self._store.load(self._where, self._known)
         if found is not None:
-            with self._work:
+            with self.work:
                 merge(self.tree, Index(found.version, found.entries()))
             self._known = found.version
 
-    def _check_pace(self, fits: bool) -> None:
-        if not fits:
-            raise CallError(ErrorCode.SLOW_DOWN, "too much about kept files in a short time: wait a moment")
-
     async def _send(self, changes: list[Change]) -> Done:
         size = sum(len(change.data or b"") for change in changes)
-        self._check_pace(self._changes.take() and self._bytes.take(size))
+        self.check_pace(self._changes.take() and self._bytes.take(size))
         before, self._known = self._known, -1
         done = await self._store.change(self._where, changes)
         # What others changed in between is not in the tree yet.
@@ -217,25 +226,3 @@ class _Sent:
             file.rewritten = False
         with tree.counted(file):
             del file.tail[: self._tail]
-
-
-class _Work:
-    """Time that the agent spends on one volume: ``share`` of each second, ``burst`` seconds at once."""
-
-    def __init__(self, share: float, burst: float, clock: Callable[[], float]) -> None:
-        self._share, self._burst, self._clock = share, burst, clock
-        self._left_s, self._seen_s = burst, clock()
-        self._began_s = 0.0
-
-    def allowed(self) -> bool:
-        """Whether there is time left."""
-        now_s = self._clock()
-        self._left_s = min(self._burst, self._left_s + (now_s - self._seen_s) * self._share)
-        self._seen_s = now_s
-        return self._left_s > 0
-
-    def __enter__(self) -> None:
-        self._began_s = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._left_s -= time.perf_counter() - self._began_s

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 from runner import App
 from runner.inside import CallRefused, Session, call, progress
@@ -87,3 +88,11 @@ def deaf() -> str:
     for _ in range(40):
         channel.send(OPEN)
     return "asked"
+
+
+@app.task()
+def wait() -> None:
+    """Call, keep several sessions open, and never end by itself within a test."""
+    held.extend(Session() for _ in range(5))
+    progress.set(0.5, "in the middle")
+    time.sleep(60)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from runner import App
-from runner.inside import mail, signals
+from runner.inside import call, mail, signals
 
 app = App()
 
@@ -41,7 +42,7 @@ def hears() -> list[str]:
     signals.on("LOOP", lambda told: heard.append(str(told.name)))
     signals.on("TERM", lambda told: over.append(1))
     signals.block("USR2")
-    print("ready", flush=True)
+    sys.stdout.write("ready\n")
     while not over:
         time.sleep(0.01)
     heard.append("-")
@@ -60,6 +61,14 @@ def watches(job: str) -> list[str]:
         if event["job"] == job and event["type"] == "job.ended":
             return [*found, str(event["state"]), str(event["signed"])]
     return found
+
+
+@app.task
+def loops() -> None:
+    """Call one tool with the same arguments again and again."""
+    while True:
+        call("tool.call", name="echo", args={"word": "same"})
+        sys.stdout.write("called\n")
 
 
 @app.task
