@@ -18,7 +18,7 @@ from runner.wire.flow import Budget, RetryRule
 from runner.wire.states import FailReason, State
 from tests.agent import build
 from tests.agent.test_admission import new, offer, reason, rules
-from tests.kernel import ledger, rig
+from tests.kernel import rig
 from tests.kernel.ledger import KEYS, decision, node, put, run, worded
 from tests.support.valkey import Valkey
 
