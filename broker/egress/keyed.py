@@ -69,11 +69,11 @@ async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: 
     visit.gate.sized(size)
     with visit.gate.at(host):
         if keys is None:
-            await _send(visit, client, request, await _chain(visit, host), path, NO_LEAVE)
+            await _send(visit, client, request, _Draft(await _chain(visit, host), request, path), NO_LEAVE)
             return
         visit.gate.bounded(host, keys.at_once.get(host))
-        chain = await _chain(visit, host)
-        leave = await _leave(visit, keys, request, host, path)
+        draft = _Draft(await _chain(visit, host), request, path)
+        leave = await _leave(visit, keys, draft)
         visit.gate.bounded(host, leave.at_once)
         visit.gate.sized(size, leave.body_bytes)
         visit.body_bytes = leave.body_bytes
@@ -81,7 +81,7 @@ async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: 
         visit.usage.keyed += 1
         mask = Mask(leave.veil)
         try:
-            await _send(visit, client, request, chain, path, leave, mask)
+            await _send(visit, client, request, draft, leave, mask)
         finally:
             visit.keyed_now, visit.body_bytes = False, None
             if mask.hits:
@@ -89,35 +89,55 @@ async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: 
                 keys.masked(mask.hits)
 
 
+class _Draft:
+    """A request's head for a host: most of it is made while the broker looks whether it may go."""
+
+    def __init__(self, chain: Chain, request: h11.Request, path: str) -> None:
+        self.chain, self.request, self.path = chain, request, path
+        self._names: tuple[bytes, ...] | None = None
+        self._head = b""
+
+    def begin(self, names: tuple[bytes, ...]) -> None:
+        """Make all but the headers of these names."""
+        self._names, self._head = names, self._made(self.path, names, secret=True)
+
+    def finish(self, path: str, leave: Leave, size: int | None, *, secret: bool) -> bytes:
+        """Return the whole head. ``size``: of a body that was read and changed. Raises SecretRefusedError."""
+        names = tuple(name for name, _ in leave.headers)
+        if self._names is None:
+            self._head = self._made(path, names, secret=secret, size=size)
+        elif names != self._names or leave.fields:
+            # Its connection has begun another request: nothing of that was sent, and nothing will be.
+            raise SecretRefusedError("unavailable")
+        own = b"".join(b"%b: %b\r\n" % header for header in leave.headers)
+        return self._head[:-2] + own + b"\r\n"
+
+    def _made(self, path: str, names: tuple[bytes, ...], *, secret: bool, size: int | None = None) -> bytes:
+        headers = dressed(list(self.request.headers), self.chain.host, names, secret=secret)
+        if size is not None:
+            headers = [pair for pair in headers if pair[0].lower() not in _BODY]
+            headers.append((b"content-length", b"%d" % size))
+        # h11 has checked these headers as it read them.
+        target = path.encode("ascii", "backslashreplace")
+        head = h11.Request(method=self.request.method, target=target, headers=headers, _parsed=True)
+        return self.chain.server.send(head) or b""
+
+
 async def _send(
-    visit: Visit,
-    client: h11.Connection,
-    request: h11.Request,
-    chain: Chain,
-    path: str,
-    leave: Leave,
-    mask: Mask | None = None,
+    visit: Visit, client: h11.Connection, request: h11.Request, draft: _Draft, leave: Leave, mask: Mask | None = None
 ) -> None:
-    headers = dressed(list(request.headers), chain.host, leave.headers, secret=mask is not None)
-    tally = Tally(visit.meter, request.method, path)
-    body: bytes | None = None
+    path, body, chain = draft.path, None, draft.chain
     if leave.fields and not models_path(path):
         path = in_target(path, leave.fields)
         kind = body_kind(next((value for name, value in request.headers if name == b"content-type"), b""), leave.fields)
         if kind:
             body = in_body(await collected(visit, client, MAX_FIELD_BODY_BYTES), kind, leave.fields)
-            headers = [
-                *(pair for pair in headers if pair[0].lower() not in _BODY),
-                (b"content-length", b"%d" % len(body)),
-            ]
+    out = draft.finish(path, leave, None if body is None else len(body), secret=mask is not None)
     server = chain.server
-    # h11 has checked the job's headers as it read them, and the rule's text was checked when it was rendered.
-    target = path.encode("ascii", "backslashreplace")
-    out = server.send(h11.Request(method=request.method, target=target, headers=headers, _parsed=True)) or b""
     if body is not None:
         out += (server.send(h11.Data(data=body)) or b"") + (server.send(h11.EndOfMessage()) or b"")
     await chain.far.send(out)
-    await carry(visit, client, chain.far, server, tally, mask)
+    await carry(visit, client, chain.far, server, Tally(visit.meter, request.method, draft.path), mask)
     if _reusable(chain):
         server.start_next_cycle()
         chain.rested_s = visit.now_s()
@@ -126,17 +146,15 @@ async def _send(
         visit.leave()
 
 
-def dressed(
-    headers: Headers, host: Destination, secrets: Sequence[tuple[bytes, bytes]], *, secret: bool = True
-) -> Headers:
-    """Return the headers that a host gets: the job's own, but for those that the secrets are put into.
+def dressed(headers: Headers, host: Destination, names: Sequence[bytes], *, secret: bool = True) -> Headers:
+    """Return the headers that a host gets of the job's own: all but ``names``, those that secrets are put into.
 
     ``secret``: the request carries one, so that its answer has to come whole.
     """
     # Many servers read an underscore as the hyphen.
-    taken = {name.lower() for name, _ in secrets} | {_ENCODINGS} | (_PARTS | _OTHERWISE if secret else frozenset())
+    taken = {name.lower() for name in names} | {_ENCODINGS} | (_PARTS | _OTHERWISE if secret else frozenset())
     own = [(name, value) for name, value in passed(headers) if name.lower().replace(b"_", b"-") not in taken]
-    return [(b"host", host.host_header(_HTTPS_PORT).encode("ascii")), *own, (_ENCODINGS, b"identity"), *secrets]
+    return [(b"host", host.host_header(_HTTPS_PORT).encode("ascii")), *own, (_ENCODINGS, b"identity")]
 
 
 def _keys(visit: Visit, request: h11.Request) -> Keys:
@@ -147,11 +165,12 @@ def _keys(visit: Visit, request: h11.Request) -> Keys:
     return visit.access.keys
 
 
-async def _leave(visit: Visit, keys: Keys, request: h11.Request, host: Destination, path: str) -> Leave:
+async def _leave(visit: Visit, keys: Keys, draft: _Draft) -> Leave:
+    asked = f"{draft.request.method.decode('ascii')} {draft.path.partition('?')[0]}"
     try:
-        return await keys.use(host, f"{request.method.decode('ascii')} {path.partition('?')[0]}")
+        return await keys.use(draft.chain.host, asked, draft.begin)
     except SecretRefusedError as error:
-        visit.refuse(host, error)
+        visit.refuse(draft.chain.host, error)
         raise
 
 

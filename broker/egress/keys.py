@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,6 +37,7 @@ __all__ = ["NO_LEAVE", "Held", "Keys", "Leave"]
 ANSWER_S: Final = 5.0
 #: Made once, because every request passes here.
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
+_LINE: Final = re.compile(rb"[\x20-\x7e]+")
 _MAX_RECORD_BYTES: Final = 256 * 1024
 #: After these there will be no other answer.
 _FINAL: Final = frozenset({"denied", "expired", "used-up"})
@@ -84,6 +86,7 @@ class Keys:
         self._next = 0
         #: What the rules say of requests under way, by host, as it was told last.
         self.at_once: dict[Destination, int] = {}
+        self._names: dict[Destination, tuple[bytes, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         end.setblocking(False)
         self._loop.add_reader(end, self._read)
@@ -96,8 +99,13 @@ class Keys:
         """Whether the line is gone."""
         return self._end.fileno() < 0
 
-    async def use(self, host: Destination, request: str = "") -> Leave:
+    async def use(
+        self, host: Destination, request: str = "", meanwhile: Callable[[tuple[bytes, ...]], None] | None = None
+    ) -> Leave:
         """Return what one request (``METHOD TARGET``) to ``host`` carries; the broker has recorded it.
+
+        ``meanwhile``: called while the broker works, with the names of the headers that the last request there carried;
+        not for the first one, nor where a value goes into a field.
 
         Raises:
             SecretRefusedError: it may carry nothing now, or the broker does not answer.
@@ -111,6 +119,9 @@ class Keys:
         try:
             ask = {"op": "use", "id": number, "host": str(host), "request": request, "empty": not self._held}
             self._end.send(_ENCODE(ask).encode())
+            names = self._names.get(host)
+            if meanwhile is not None and names:
+                meanwhile(names)
             reply = await answer
         except OSError:
             raise SecretRefusedError("unavailable") from None
@@ -125,6 +136,7 @@ class Keys:
             leave = self._leave(reply)
         except (KeyError, TypeError, ValueError):
             raise SecretRefusedError("unavailable") from None
+        self._names[host] = () if leave.fields else tuple(name for name, _ in leave.headers)
         if leave.at_once is not None:
             self.at_once[host] = leave.at_once
         return leave
@@ -158,8 +170,8 @@ class Keys:
             if "value" in one:
                 text, value = (base64.b64decode(str(one[part])) for part in ("text", "value"))
                 header, place = str(one.get("header", "")).encode("ascii"), str(one.get("field", ""))
-                if not header and not place:
-                    raise TypeError("no place")
+                if (not header and not place) or not _LINE.fullmatch(text):
+                    raise TypeError("no place, or more than one line")
                 self._held[mark] = Held(mark[0], header, text, value, place)
                 self._leaves.clear()
             marks.append(mark)

@@ -172,10 +172,9 @@ def test_the_job_s_own_headers_make_room() -> None:
         (b"Accept-Encoding", b"gzip"),
         (b"A", b"1"),
     ]
-    found = dressed(own, Destination("a.example", 443), [(b"x-api-key", b"k")])
+    found = dressed(own, Destination("a.example", 443), [b"x-api-key"])
     assert found == [
         (b"host", b"a.example"), (b"Authorization", b"x"), (b"A", b"1"), (b"accept-encoding", b"identity"),
-        (b"x-api-key", b"k"),
     ]  # fmt: skip
 
 
