@@ -419,6 +419,39 @@ def test_e4_a_loop_of_requests_is_held_by_its_budget_approved_once_and_then_kill
     wait_until(lambda: _spent(site, "e2e-tokens") == tokens, "every token to be counted")
 
 
+def test_a_looping_agent_is_held_by_loop_and_by_budget_approved_once_and_killed(site: Site) -> None:
+    """Equal requests are a loop; let go on, it spends its budget; approved once, a kill leaves no survivor."""
+    key = "e2e-loop"
+    code = (
+        "import itertools, json, os, urllib.request as r\n"
+        "for n in itertools.count():\n"
+        "    say = f'turn {max(n, 12)}'\n"
+        "    body = json.dumps({'model': 'small-1', 'messages': [{'role': 'user', 'content': say}]}).encode()\n"
+        "    head = {'Content-Type': 'application/json'}\n"
+        "    r.urlopen(r.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', body, head)).read()\n"
+    )
+    job = site.app.command(
+        ("/usr/bin/python3", "-c", code),
+        grants=Grants(secrets=(Secret("OPENAI_KEY", proxy=site.host),)),
+        budget=Budget(key, tokens=3000),
+    )
+    wait_until(lambda: _signalled(site, job.id, "LOOP"), "the loop to be seen", 30)
+    wait_until(lambda: job.status().state == "paused", "the loop to be held", 30)
+    assert _spent(site, key) < 3000
+    job.resume(reason="looked at it")
+    wait_until(lambda: any(view.budget == key for view in site.app.waiting()), "the budget to be used up", 30)
+    wait_until(lambda: job.status().state == "paused", "the budget to hold it", 30)
+    assert site.app.budget(key).approve()[0].outcome == "approved"
+    wait_until(lambda: _spent(site, key) > 3000, "it to go on", 30)
+    receipt = job.kill(reason="enough")
+    assert (receipt.outcome, receipt.survivors) == ("killed", 0)
+
+
+def _signalled(site: Site, job: str, name: str) -> bool:
+    events = [event for event in site.app.events(job=job) if event.type == "job.signalled"]
+    return any(event.detail.get("signal") == name for event in events)
+
+
 def _spent(site: Site, key: str) -> float:
     """Return the tokens that the store has of a budget."""
     store = Redis.from_url(json.loads((site.fleet.home / "client.json").read_text())["redis_url"])
