@@ -1,4 +1,4 @@
-"""Port: runner.signing, runner.scripts. Admission: may this claimed job run here? Checks on values; a doubt is a denial.
+"""Port: runner.signing, runner.scripts. Admission: may this claimed job run here? A doubt is a denial.
 
 Called by the supervisor for each claim, before anything of the job exists on the host. Pure: trust, policy, host facts,
 time and the ledger's answer come in, an Admitted or a Denial comes out. Must never look at the envelope's content

@@ -122,8 +122,8 @@ def _signed_here(client: Client, job_id: str) -> JobSpec:
             raise EnqueueError(f"job {job_id} was signed by key {signer}: only that key may repeat it, not this home's")
         if found.links:
             raise EnqueueError(
-                f"job {job_id} was started by another job, which chose its arguments: this key must not sign it; repeat "
-                "the job above all (`ringfence show` names it)"
+                f"job {job_id} was started by another job, which chose its arguments: this key must not sign it; "
+                "repeat the job above all (`ringfence show` names it)"
             )
         spec = schedules.job_of(found.envelope, found.occurrence)
     except WireError as error:

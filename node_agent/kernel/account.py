@@ -5,6 +5,7 @@ Called by budgets. Must never make more of a budget than its job's own signed bo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,8 +13,11 @@ from node_agent.run import Run
 from runner.wire.command import Command
 from runner.wire.flow import BUDGET_UNITS, Budget
 
-__all__ = ["Account", "Member", "Over"]
+__all__ = ["UNREADABLE", "Account", "Member", "Over"]
 
+#: What a counter stands for that is no number: more than any bound.
+UNREADABLE: Final = 1e300
+DEFAULT_TTL_S: Final = 30 * 86_400.0
 #: A sum of shares of a second is over its bound by more than the rounding of floats.
 _SLACK: Final = 1e-9
 
@@ -64,27 +68,52 @@ class Account:
     known: bool = False
     told: set[str] = field(default_factory=set)
     hit_told: int = -1
+    #: What the store has to hold at least, and what it has lost: that counts here all the same.
+    floor: dict[str, float] = field(default_factory=dict)
+    lost: dict[str, float] = field(default_factory=dict)
+    #: What its last member wanted, once it has none.
+    kept_s: float = DEFAULT_TTL_S
 
     def charge(self, unit: str, amount: float) -> None:
         """Note what was used; it is told with the next batch."""
         if amount > 0:
             self.pending[unit] = self.pending.get(unit, 0.0) + amount
 
-    def next_batch(self) -> dict[str, float]:
-        """Return what is to be told: the last batch as long as nobody has acknowledged it, else a new one."""
+    def next_batch(self, numbers: Iterator[int]) -> dict[str, float]:
+        """Return what is to be told: the last batch as long as nobody has acknowledged it, else a new one.
+
+        ``numbers``: of this boot. Who comes back to a budget later must not repeat those that the store knows.
+        """
         if self.sending is None:
             self.sending, self.pending = self.pending, {}
-            self.batch += 1
+            self.batch = next(numbers)
         return self.sending
 
     def acknowledged(self, used: dict[str, float]) -> None:
-        """The store has added the batch, and this is the sum of the whole fleet."""
+        """The store has added the batch, and this is the sum of the whole fleet.
+
+        A sum only grows while somebody spends from it: one that was set back gives nothing to this node's jobs.
+        """
+        for unit, sent in (self.sending or {}).items():
+            self.floor[unit] = self.floor.get(unit, 0.0) + sent
+        for unit in self.floor.keys() | used.keys():
+            least, found = self.floor.get(unit, 0.0), used.get(unit, 0.0)
+            if found < least - _SLACK * max(1.0, least):
+                self.lost[unit] = self.lost.get(unit, 0.0) + least - found
+            if found < UNREADABLE:
+                self.floor[unit] = found
         self.sending, self.used, self.known = None, used, True
+
+    def leave(self, attempt: str) -> None:
+        """An attempt is over."""
+        self.kept_s = self.ttl_s
+        self.members.pop(attempt, None)
 
     def total(self, unit: str) -> float:
         """Return what was used of a unit, as far as this node knows."""
         sending = self.sending or {}
-        return self.used.get(unit, 0.0) + sending.get(unit, 0.0) + self.pending.get(unit, 0.0)
+        told = self.used.get(unit, 0.0) + self.lost.get(unit, 0.0)
+        return told + sending.get(unit, 0.0) + self.pending.get(unit, 0.0)
 
     def bound(self, budget: Budget, unit: str) -> float | None:
         """Return a job's bound with what was added: of an approval without amounts, the bound once more."""
@@ -111,7 +140,7 @@ class Account:
     @property
     def ttl_s(self) -> float:
         """How long after its last use it is kept, as the job wants it that wants it longest."""
-        return max((member.budget.ttl_s for member in self.members.values()), default=30 * 86_400.0)
+        return max((member.budget.ttl_s for member in self.members.values()), default=self.kept_s)
 
     def view(self, budget: Budget) -> dict[str, dict[str, float]]:
         """Return used, bound and left of each bounded unit."""

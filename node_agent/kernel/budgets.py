@@ -119,7 +119,7 @@ class Budgets:
             account.charge("cpu_s", usage.cpu_s - member.cpu_s)
             member.cpu_s = max(member.cpu_s, usage.cpu_s)
         member.ended_s = self._clock()
-        account.members.pop(member.attempt, None)
+        account.leave(member.attempt)
         self._wake()
 
     # What is used.

@@ -6,17 +6,19 @@ trusted key signed for this budget.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Final
 
-from node_agent.kernel.account import Account, Over
+from node_agent.kernel.account import UNREADABLE, Account, Over
 from node_agent.kernel.storecalls import StoreCalls, text_of
 from node_agent.kernel.words import Words
 from runner.wire.flow import BUDGET_UNITS
 
 __all__ = ["BudgetStore"]
 
-_ALL: Final = 1e300
+#: What the script says of a budget that holds more than any does.
+_CROWDED: Final = "!"
 
 
 class BudgetStore:
@@ -24,10 +26,11 @@ class BudgetStore:
 
     def __init__(self, calls: StoreCalls, words: Words, source: str) -> None:
         self._calls, self._words, self._source = calls, words, source
+        self._numbers = itertools.count(1)
 
     async def tell(self, account: Account) -> None:
         """Send a batch, and take the sums and words of the store. Raises CallError(UNAVAILABLE)."""
-        used = account.next_batch()
+        used = account.next_batch(self._numbers)
         document: dict[str, object] = {
             "op": "charge",
             "from": self._source,
@@ -37,6 +40,9 @@ class BudgetStore:
         }
         texts = [text_of(part) for part in await self._calls.run("budget", self._keys(account), document)]
         table = dict(zip(texts[::2], texts[1::2], strict=True))
+        if _CROWDED in table:
+            account.acknowledged(dict.fromkeys(BUDGET_UNITS, UNREADABLE))
+            return
         account.acknowledged({unit: _number(table[unit]) for unit in BUDGET_UNITS if unit in table})
         self._read(account, table)
 
@@ -78,5 +84,5 @@ def _number(text: str) -> float:
     try:
         found = float(text)
     except ValueError:
-        return _ALL
-    return min(found, _ALL) if found >= 0 else _ALL
+        return UNREADABLE
+    return min(found, UNREADABLE) if found >= 0 else UNREADABLE

@@ -10,15 +10,19 @@ import importlib.util
 import json
 import os
 import pwd
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from runner.errors import UsageError
 from runner.wire.errors import GrammarError
 from runner.wire.grants import parse_net
 
-__all__ = ["Import", "allowed_net", "allowed_paths", "default_path", "parse_import", "policy_text"]
+__all__ = ["HEADER", "Import", "allowed_net", "allowed_paths", "default_path", "parse_import", "policy_text", "read_rules"]
+
+HEADER: Final = "# Written by `ringfence up` at each start. Services have a policy of their own: docs/operations.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +83,28 @@ def allowed_net(named: Sequence[str]) -> tuple[str, ...]:
         raise UsageError("--allow-net takes HOST:PORT") from None
 
 
-def policy_text(allow: Sequence[Path], imports: Sequence[Import], net: Sequence[str] = ()) -> str:
+def read_rules(file: Path) -> tuple[str, bool]:
+    """Return the text of --policy FILE, and whether it says by itself which jobs are let in. Raises UsageError."""
+    try:
+        text = file.read_text("utf-8")
+        said = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"--policy {file} can't be read: {error}") from None
+    return (text if "version" in said else f"version = 1\n{text}"), "allow" in said
+
+
+def policy_text(
+    allow: Sequence[Path], imports: Sequence[Import], net: Sequence[str] = (), rules: str = "version = 1"
+) -> str:
     """Return the policy file: any command, the tasks of ``imports``, every grant, paths below ``allow``.
 
-    ``net``: destinations that are listed one by one, because a pattern opens no address of this machine.
+    ``net``: destinations that are listed one by one, because a pattern opens no address of this machine. ``rules``: what
+    else stands in it.
     """
     paths = [str(path) for path in allow]
     lines = [
-        "# Written by `ringfence up` at each start. Services have a policy of their own: docs/operations.md",
-        "version = 1",
+        HEADER,
+        rules.rstrip("\n"),
         "[[allow]]",
         'commands = ["*"]',
         f"tasks = {_toml([f'{item.module}:*' for item in imports])}",

@@ -23,7 +23,7 @@ from runner.cli.site import site_of
 from runner.errors import ConfigError, UsageError
 from runner.wire.spec import JobSpec
 
-__all__ = ["policy"]
+__all__ = ["parsed", "policy"]
 
 policy = typer.Typer(name="policy", help="Check a node's policy, and ask what it says.", no_args_is_help=True)
 
@@ -120,13 +120,26 @@ def _line(one: policycases.Tried) -> str:
 
 
 def _load(context: typer.Context, file: Path | None, home: Path | None) -> Policy:
-    path = file or site_of(context, home, None).home.path / "policy.toml"
+    path = file or _default(site_of(context, home, None).home.path)
     try:
-        return policies.parse(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the policy {path} can't be read: {error}") from None
+        why = f"the policy {path} can't be read: {error}"
+        raise ConfigError(why if file else f"{why}; name one, or the --home of the node") from None
+    return parsed(text, path)
+
+
+def parsed(text: str, file: Path) -> Policy:
+    """Return what a policy file says, as a node reads it. Raises ConfigError that names the file."""
+    try:
+        return policies.parse(text)
     except PolicyError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def _default(home: Path) -> Path:
+    own, of_up = home / "policy.toml", home / "up-policy.toml"
+    return of_up if of_up.exists() and not own.exists() else own
 
 
 def _spec(place: str | None, given: dict[str, object]) -> JobSpec:

@@ -27,8 +27,9 @@ from runner.cli.ceiling import Import
 from runner.cli.children import Child, Children, Program
 from runner.cli.options import HomeOption, RedisOption
 from runner.cli.output import say
+from runner.cli.policy import parsed
 from runner.cli.site import site_of
-from runner.errors import ConfigError, StoreError
+from runner.errors import ConfigError, StoreError, UsageError
 from runner.files import replace_file
 from runner.home import Home
 from runner.wire.view import NodeView
@@ -72,6 +73,10 @@ def up(
         list[str] | None,
         typer.Option("--allow-net", metavar="HOST:PORT", help="Jobs may be granted this one, also on this machine."),
     ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option("--policy", metavar="FILE", help="Tools and rules of this policy file, too (docs/policy.md)."),
+    ] = None,
     ca: egress.CaOption = None,
     home: HomeOption = None,
     redis: RedisOption = None,
@@ -80,13 +85,12 @@ def up(
     site = site_of(context, home, redis)
     modules = tuple(ceiling.parse_import(word) for word in imports or ())
     place = site.home
-    paths = _allowed(allow, place)
-    net = ceiling.allowed_net(allow_net or ())
+    text = _policy(place, modules, allow, allow_net or (), rules)
     authorities = egress.bundles(ca)
     keyring.init(place)
     with only_one(place) as lock:
         policy = place.path / "up-policy.toml"
-        replace_file(policy, ceiling.policy_text(paths, modules, net).encode("utf-8"), 0o600)
+        replace_file(policy, text.encode("utf-8"), 0o600)
         names = tuple(f"node-{number}" for number in range(1, nodes + 1))
         fleet = _Fleet(place, site.redis, names, slots, policy, modules)
         children = Children(say)
@@ -179,6 +183,21 @@ def _views(app: App) -> Sequence[NodeView]:
 
 def _is_up(view: NodeView | None, child: Child) -> bool:
     return view is not None and view.pid == child.pid and view.state != "lost"
+
+
+def _policy(
+    home: Home, imports: Sequence[Import], allow: Sequence[Path] | None, allow_net: Sequence[str], file: Path | None
+) -> str:
+    """Return the policy of these agents: this command's own rule, unless FILE says itself which jobs are let in."""
+    net = ceiling.allowed_net(allow_net)
+    if file is None:
+        return ceiling.policy_text(_allowed(allow, home), imports, net)
+    rules, whole = ceiling.read_rules(file)
+    if whole and (allow or net):
+        raise UsageError(f"{file} has [[allow]] rules of its own: write what --allow and --allow-net say into them")
+    text = f"{ceiling.HEADER}\n{rules}" if whole else ceiling.policy_text(_allowed(allow, home), imports, net, rules)
+    parsed(text, file)
+    return text
 
 
 def _allowed(named: Sequence[Path] | None, home: Home) -> tuple[Path, ...]:

@@ -16,6 +16,8 @@ local function piece(number)
 end
 
 local function count(change)
+  -- What is gone as a whole counts for nothing, and comes not back as a mere number without an end.
+  if change <= 0 and call('EXISTS', ART) == 0 then return end
   local used = math.max(0, (whole(put('HGET', ART, 'used') or '0') or 0) + change)
   put('HSET', ART, 'used', string.format('%d', used))
 end

@@ -12,6 +12,7 @@
 --        call, so the next one is a new question (its era).
 
 local key, era_field = KEYS[1], 'n:' .. (doc.base or '')
+local KEEP_MS = '604800000'
 local life = doc.timeout and doc.timeout + doc.keep
 local function prolong(name)
   if call('PTTL', name) < life then call('PEXPIRE', name, string.format('%d', life)) end
@@ -51,6 +52,8 @@ if doc.op == 'use' then
   local id = doc.base .. '.' .. string.format('%d', doc.era)
   local first = put('HEXISTS', key, 'u:' .. id) == 0 and 1 or 0
   if first == 1 then put('HSET', key, 'u:' .. id, '1', era_field, string.format('%d', doc.era + 1)) end
+  -- It was lost meanwhile: what stands there now is kept no longer than another one would be.
+  if call('PTTL', key) < 0 then call('PEXPIRE', key, KEEP_MS) end
   put('ZREM', KEYS[2], doc.job .. ' ' .. id)
   return {first}
 end

@@ -11,8 +11,9 @@ local MOST_WORDS = 1000
 local key = KEYS[1]
 if doc.form == 'budget' then
   if call('EXISTS', key) == 0 then return {'unknown'} end
-  local count = put('HINCRBY', key, '#', 1)
+  local count = (whole(put('HGET', key, '#') or nil) or 0) + 1
   if count > MOST_WORDS then return {'full'} end
+  put('HSET', key, '#', string.format('%d', count))
   put('HSET', key, 'w:' .. doc.command, doc.word)
   put('ZREM', KEYS[2], 'budget ' .. doc.key)
   return {'stored', ''}

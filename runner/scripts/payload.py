@@ -167,7 +167,7 @@ def _links(value: object) -> tuple[Link, ...]:
         raise RecordError(f"children are 1 to {MAX_DEPTH} records", path="data")
     found = []
     for item in value:
-        if not isinstance(item, list) or len(item) != 3 or not all(isinstance(part, str) for part in item):  # noqa: PLR2004
+        if not isinstance(item, list) or len(item) != 3 or not all(isinstance(part, str) for part in item):
             raise RecordError("a child is a record, a signature and a card", path="data")
         child, signature, card = cast("list[str]", item)
         found.append(Link(child.encode("utf-8"), signature, card.encode("utf-8")))

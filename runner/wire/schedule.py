@@ -138,7 +138,7 @@ def _check(schedule: Schedule) -> None:
     if template.tenant != ids.check_tenant(schedule.tenant) or template.schedule != schedule.name:
         raise RecordError("the template belongs to another schedule", path="template")
     if template.after is not None or template.sealed is not None or template.ancestors:
-        raise RecordError("a template waits for no other job, stands below none and holds no sealed value", path="template")
+        raise RecordError("a template waits for no job, stands below none and holds no sealed value", path="template")
     if (schedule.cron is None) == (schedule.every_ms is None):
         raise RecordError("exactly one of cron and every is needed", path="cron")
     if schedule.every_ms is not None and not _SHORTEST_MS <= schedule.every_ms <= _LONGEST_MS:

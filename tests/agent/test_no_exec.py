@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.agent.build import job
 
 NOT_ASKED = forms.Grants()
 ASKED = forms.Grants(no_exec=True, service=False)
-NO_OPTIONS = dict.fromkeys(("read", "write", "net", "secret", "memory", "cpus", "pids", "disk"))
+NO_OPTIONS: dict[str, Any] = dict.fromkeys(("read", "write", "net", "secret", "memory", "cpus", "pids", "disk"))
 
 
 def test_the_api_and_the_command_line_sign_the_same() -> None:

@@ -15,6 +15,7 @@ ROWS = {
     "i2",
     "h1",
 }
+IDS = re.compile(r"def test_(?:attack_[0-9]+_)?(?:rows?_)?((?:[skvefih][1-8]_)+)")
 
 
 def test_each_row_has_a_test_of_its_own() -> None:

@@ -11,6 +11,7 @@ import time
 from runner import App, current_job
 from runner.guest import jobs, tools
 from runner.guest.calls import CallRefused
+from runner.wire.codec import Json
 from runner.wire.frames import FD_KERNEL
 
 app = App()
@@ -84,7 +85,7 @@ def leave(code: int) -> None:
 
 
 @app.task
-def use(name: str, args: dict[str, object]) -> dict[str, object]:
+def use(name: str, args: dict[str, Json]) -> dict[str, object]:
     """Call a tool; return its answer."""
     found = tools.call(name, **args)
     return {"code": found.exit_code, "text": found.text, "timed_out": found.timed_out, "cut": found.truncated}
@@ -107,7 +108,7 @@ def seen() -> list[str]:
 
 
 @app.task
-def many(name: str, args: dict[str, object], count: int) -> list[int]:
+def many(name: str, args: dict[str, Json], count: int) -> list[int]:
     """Call a tool several times at once; return the exit codes."""
     codes: list[int] = []
 
@@ -123,7 +124,7 @@ def many(name: str, args: dict[str, object], count: int) -> list[int]:
 
 
 @app.task
-def one_by_one(name: str, args: dict[str, object], count: int) -> None:
+def one_by_one(name: str, args: dict[str, Json], count: int) -> None:
     """Call a tool several times, and say after each how often."""
     for number in range(1, count + 1):
         tools.call(name, **args)
