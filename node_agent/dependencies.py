@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from node_agent.admission import Denial
 from node_agent.errors import StoreAwayError
@@ -208,10 +208,13 @@ class Dependencies:
             raise _Unmet(f"a result can't stand where the arguments ask for it: {error}") from None
 
     async def _result(self, job: str, outcome: Outcome) -> bytes:
-        entries = cast(
-            "list[tuple[bytes, dict[bytes, bytes] | None]]",
-            await _answer(self._client.xrevrange(self._keys.results(job), count=1)),
-        )
+        try:
+            found = await _answer(self._client.xrevrange(self._keys.results(job), count=1))
+        except ResponseError as error:
+            if not _is_misused(error):
+                raise
+            found = []
+        entries = cast("list[tuple[bytes, dict[bytes, bytes] | None]]", found)
         fields = entries[0][1] if entries else None
         try:
             data = base64.b64decode((fields or {}).get(b"return_value", b""), validate=True)
@@ -227,10 +230,11 @@ class Dependencies:
         pipe = self._client.pipeline(transaction=False)
         for key in keys:
             pipe.hstrlen(key, "data")
-        sizes = cast("list[int]", await _answer(pipe.execute()))
+        sizes = cast("list[object]", await _answer(pipe.execute(raise_on_error=False)))
         for key, size in zip(keys, sizes, strict=True):
-            pipe.hmget(key, [*_FIELDS, *(["data"] if 0 < size <= payload.MAX_DATA_BYTES else [])])
-        rows = cast("list[list[bytes | None]]", await _answer(pipe.execute()))
+            small = isinstance(size, int) and 0 < size <= payload.MAX_DATA_BYTES
+            pipe.hmget(key, [*_FIELDS, *(["data"] if small else [])])
+        rows = cast("list[list[bytes | None] | Exception]", await _answer(pipe.execute(raise_on_error=False)))
         return [_found(row) for row in rows]
 
     async def fleet_cards(self, *, fresh: bool) -> tuple[NodeCard, ...]:
@@ -244,12 +248,22 @@ class Dependencies:
         return self._cards
 
 
-def _found(row: Sequence[bytes | None]) -> _Found | None:
+def _found(row: Sequence[bytes | None] | Exception) -> _Found | None:
+    """Return a job as it stands in the store; a key of another type holds none. Raises RedisError: it can't be read."""
+    if isinstance(row, Exception):
+        if _is_misused(row):
+            return None
+        raise row
     outcome, signature, *rest = row
     data = rest[0] if rest else None
     if data is None:
         return None
     return _Found(data, outcome or b"", (signature or b"").decode("utf-8", "replace"))
+
+
+def _is_misused(error: Exception) -> bool:
+    """Whether a key has another type than it should: nothing is there, and no waiting for the store changes that."""
+    return isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE")
 
 
 async def _answer(call: Awaitable[object] | object) -> object:

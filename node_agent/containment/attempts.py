@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from node_agent.containment import disks, freezing, glance
 from node_agent.containment.cgroup import SlotGroup
-from node_agent.containment.ends import SEAT, setup_error
+from node_agent.containment.ends import SEAT, deaf_to_rights, setup_error
 from node_agent.containment.errors import GroupError, ResultTooLarge, SetupError, SpawnError
 from node_agent.containment.freezing import FREEZE_TIMEOUT_S, Still
 from node_agent.containment.glance import Glance
@@ -147,6 +147,7 @@ class Attempt:
                 self.disks, self.seat = tuple(fds[: disks.MOST]), tuple(fds[disks.MOST :])
                 op, body = frames.unpack(data)
                 self.heard = op is Op.READY
+                deaf_to_rights(self.channel)
                 self._failure = body if op is Op.FAILED else None
         return self.heard
 

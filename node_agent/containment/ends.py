@@ -9,6 +9,7 @@ import asyncio
 import functools
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,12 +20,13 @@ from node_agent.containment.plan import Plan
 from runner.wire import codec, frames
 from runner.wire.errors import CodecError
 
-__all__ = ["SEAT", "Ends", "Waiting", "first_record", "noexec_memory", "setup_error"]
+__all__ = ["SEAT", "Ends", "Waiting", "deaf_to_rights", "first_record", "noexec_memory", "setup_error"]
 
 #: Most descriptors that tell where a worker sits: its pidfd, and at level B its pid namespace.
 SEAT: Final = 2
 #: A file in memory that can't be executed and can't be made so (memfd_create(2)).
 _MFD_NOEXEC_SEAL: Final = 8
+_SO_PASSRIGHTS: Final = 83
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,16 @@ class Waiting:
         return cls(name, mould, (near, far))
 
 
+def deaf_to_rights(channel: socket.socket) -> None:
+    """Take no descriptors from now on: a job could hand over what takes the agent's loop long to close (attack 51).
+
+    A READY brings some, so this follows it.
+    """
+    # Before Linux 6.16 the kernel drops what nobody asks for; no socket of a filtered job lingers (seccomp.py).
+    with suppress(OSError):
+        channel.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+
+
 async def first_record(channel: socket.socket) -> tuple[bytes, tuple[int, ...]]:
     """Return the worker's answer and the descriptors that come with it (see outfit.py)."""
     loop = asyncio.get_running_loop()
@@ -94,6 +106,7 @@ async def first_record(channel: socket.socket) -> tuple[bytes, tuple[int, ...]]:
     finally:
         loop.remove_reader(channel)
     data, fds, _, _ = socket.recv_fds(channel, frames.MAX_RECORD_BYTES, disks.MOST + SEAT, socket.MSG_CMSG_CLOEXEC)
+    deaf_to_rights(channel)
     return data, tuple(fds)
 
 

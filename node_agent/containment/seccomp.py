@@ -60,6 +60,10 @@ _PRIO_USER: Final = 2
 _IOPRIO_WHO_USER: Final = 3
 #: personality(2): plain Linux, and the question for the current one.
 _PERSONALITIES: Final = (0, 0xFFFF_FFFF)
+#: A socket that lingers makes its last holder wait in close(2) for as long as the job says, and a job can make the
+#: agent the last holder of anything (attack 51). Programs that ask for it go on, and wait for nothing.
+_SOL_SOCKET: Final = 1
+_SO_LINGER: Final = 13
 _AF_UNIX: Final = 1
 _AF_INET: Final = 2
 _AF_INET6: Final = 10
@@ -140,7 +144,7 @@ def _decisions(*, allow_exec: bool) -> dict[str, str]:
     found |= dict.fromkeys(syscalls.OWN_PROCESS, "own0")
     found |= {name: name for name in syscalls.LIMITS}
     found |= {name: name for name in ("clone", "unshare", "setpriority", "ioprio_set", "personality", "ioctl")}
-    found |= {name: name for name in ("socket", "socketpair")}
+    found |= {name: name for name in ("socket", "socketpair", "setsockopt")}
     found[syscalls.EXECUTABLE_MEMORY] = "allow" if allow_exec else "absent"
     return found
 
@@ -176,6 +180,10 @@ def _checks(*, allow_unix: bool) -> list[Step]:
         arg(0, "personality"),
         Step(EQUAL, _PERSONALITIES[0], "allow"),
         Step(EQUAL, _PERSONALITIES[1], "allow", "refuse"),
+        arg(1, "setsockopt"),
+        Step(EQUAL, _SOL_SOCKET, "", "allow"),
+        arg(2),
+        Step(EQUAL, _SO_LINGER, "pretend", "allow"),
         arg(1, "ioctl"),
         *(Step(EQUAL, number, "refuse", "" if number != _IOCTLS[-1] else "allow") for number in _IOCTLS),
         *_sockets(allow_unix=allow_unix),

@@ -54,7 +54,7 @@ ALLOWED: Final = _names(
     "time gettimeofday clock_gettime clock_getres clock_nanosleep nanosleep alarm getitimer setitimer times "
     "timer_create timer_settime timer_gettime timer_getoverrun timer_delete "
     # Sockets, once made.
-    "bind listen accept accept4 connect shutdown getsockname getpeername setsockopt getsockopt sendto recvfrom "
+    "bind listen accept accept4 connect shutdown getsockname getpeername getsockopt sendto recvfrom "
     "sendmsg recvmsg sendmmsg recvmmsg "
     # System V and POSIX messages, in the attempt's own ipc namespace.
     "shmget shmat shmctl shmdt semget semop semtimedop semctl msgget msgsnd msgrcv msgctl "

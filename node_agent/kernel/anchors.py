@@ -19,11 +19,12 @@ from contextlib import suppress
 from typing import Final, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from node_agent.kernel.recorder import Recorder
 from node_agent.kernel.recordlines import Field
 from node_agent.records import Notary, Signed
+from runner import signing
 from runner.wire import flight, record
 from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
@@ -42,6 +43,8 @@ LOW: Final = 0.10
 #: How long the store may take.
 STORE_S: Final = 2.0
 _MAX_HEAD_BYTES: Final = 1024
+#: Anchors that a start looks back at: one of them is this node's, whatever others have added.
+_LOOK_BACK: Final = 64
 
 
 class Anchors:
@@ -66,7 +69,7 @@ class Anchors:
         #: Lines up to the last anchor, its own line included.
         self._upto = 0
         self._syncing: asyncio.Future[OSError | None] | None = None
-        self._low = self._failed = False
+        self._low = self._failed = self._unfit = False
         self._stirred = asyncio.Event()
         recorder.hurry = self._stirred.set
 
@@ -117,18 +120,26 @@ class Anchors:
         """Compare the end that was found on disk with the last anchor: what is missing is told at once."""
         try:
             async with asyncio.timeout(self._store_s):
-                rows = await self._redis.xrevrange(self._key, count=1)
+                rows = await self._redis.xrevrange(self._key, count=_LOOK_BACK)
         except (RedisError, TimeoutError):
             return
         fault = self._recorder.fault
-        for _, fields in cast("list[tuple[bytes, dict[bytes, bytes]]]", rows):
-            with suppress(WireError):
-                last = record.loads(FlightHead, fields.get(b"head", b""), limit_bytes=_MAX_HEAD_BYTES)
-                if last.count > self._recorder.count:
-                    fault = f"the record ends at line {self._recorder.count}, and line {last.count} was anchored"
+        counts = [self._own(fields or {}) for _, fields in cast("list[tuple[bytes, dict[bytes, bytes]]]", rows)]
+        if (last := max(counts, default=0)) > self._recorder.count:
+            fault = f"the record ends at line {self._recorder.count}, and line {last} was anchored"
         if fault:
             self._degraded(f"flight record: {fault}; `ringfence audit verify` says more")
             self._recorder.note("record.fault", fields={"what": fault})
+
+    def _own(self, fields: dict[bytes, bytes]) -> int:
+        """Return the count of a head in the store, 0 unless this node signed it: others may write there, too."""
+        payload, signature = fields.get(b"head", b""), fields.get(b"sig", b"").decode("ascii", "replace")
+        if not signing.verify(self._notary.signer.public, Domain.HEAD, payload, signature):
+            return 0
+        try:
+            return record.loads(FlightHead, payload, limit_bytes=_MAX_HEAD_BYTES).count
+        except WireError:
+            return 0
 
     async def _send(self, payload: bytes, signature: str) -> tuple[str, int]:
         """Add an anchor; return its id there, and how many the stream has ever taken, by the store's own count."""
@@ -137,9 +148,16 @@ class Anchors:
             async with asyncio.timeout(self._store_s):
                 entry = await self._redis.xadd(self._key, {"head": payload, "sig": signature}, minid=f"{oldest_ms}-0")
                 facts = await self._redis.xinfo_stream(self._key)
+        except ResponseError as error:
+            # Not away: somebody made the key one that takes no anchor, and this node must not remove it.
+            if not self._unfit:
+                self._degraded(f"flight record: the store takes no anchor of it ({error}); look at {self._key} there")
+            self._unfit = True
+            return "", 0
         except (RedisError, TimeoutError) as error:
             log.warning("the flight record's head is not anchored, the store is away", extra={"error": str(error)})
             return "", 0
+        self._unfit = False
         return cast("bytes", entry).decode("ascii", "replace"), int(facts.get("entries-added", 0))
 
     async def _sync(self, wait_s: float = SYNC_S) -> bool:

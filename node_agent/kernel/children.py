@@ -43,6 +43,7 @@ MAX_ORIGIN_BYTES: Final = 128 * 1024
 _TRIES: Final = 4
 MAX_WAIT_S: Final = 3600.0
 _EXIT_CODES: Final = 256
+_MOST_DIGITS: Final = 9
 _ENDED: Final = "this attempt is over"
 
 
@@ -263,12 +264,17 @@ class Children:
 
     def _refused(self, caller: Caller, name: str, line: _Line, error: str) -> Json | None:
         word, _, rest = error.partition(" ")
-        if word == "NUMBER" and rest.isdigit():
-            line.next = max(line.next, int(rest))
+        number = int(rest) if rest.isdecimal() and len(rest) <= _MOST_DIGITS else None
+        if word == "NUMBER" and number is not None:
+            line.next = max(line.next, number)
             return None
-        if word == "KNOWN_CHILD":
-            self._keep(caller, name, line, rest, "")
-            return {"job": rest, "known": True}
+        if word == "KNOWN_CHILD" and number is not None:
+            if not line.origin.first <= number < line.origin.end:
+                raise CallError(ErrorCode.FAULT, f"the store names no child of this job as {name}: choose another name")
+            # Worked out, not read: the store may say which of its own children, and no other job.
+            job = derived.child_id(line.origin.root, number)
+            self._keep(caller, name, line, job, "")
+            return {"job": job, "known": True}
         if word == "ENDED":
             raise CallError(ErrorCode.ENDED, "this job, or one above it, is over or is being killed")
         if word == "CROWDED_LANES":

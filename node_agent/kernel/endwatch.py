@@ -20,7 +20,7 @@ from runner.wire.calls import ErrorCode
 from runner.wire.keys import Keys
 from runner.wire.states import END_STATES
 
-__all__ = ["EndWatch", "bounded"]
+__all__ = ["EndWatch", "bounded", "is_misused", "shown_as"]
 
 #: Each wait for the store, in seconds.
 STORE_S: Final = 2.0
@@ -66,14 +66,14 @@ class EndWatch:
                 pipe.hget(self._keys.job(job), "rf_state")
             try:
                 async with asyncio.timeout(STORE_S):
-                    states = cast("list[bytes | None]", await pipe.execute())
+                    states = cast("list[object]", await pipe.execute(raise_on_error=False))
             except (RedisError, TimeoutError):
                 # Whoever waits has a time of its own.
                 await asyncio.sleep(LOOK_S[1])
                 continue
             for job, state in zip(jobs, states, strict=True):
                 waiters = self._watched.pop(job, [])
-                if state is None or state.decode("utf-8", "replace") in END_STATES:
+                if state is None or is_misused(state) or shown_as(state) in END_STATES:
                     for waiter in waiters:
                         if not waiter.done():
                             waiter.set_result(None)
@@ -87,6 +87,19 @@ class EndWatch:
         """Look no more."""
         if self._watch is not None:
             await end_all((self._watch,))
+
+
+def is_misused(answer: object) -> bool:
+    """Whether a pipeline's answer says that the key has another type: nobody but who writes the store wrongly did that.
+
+    It ends the look at this one job, and holds up none at others.
+    """
+    return isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE")
+
+
+def shown_as(answer: object) -> str:
+    """Return a state in the store as text; nothing if that could not be read."""
+    return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else ""
 
 
 async def bounded(call: Awaitable[object] | object) -> object:

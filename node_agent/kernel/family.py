@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from node_agent.cancelling import end_all
 from node_agent.dependencies import Ended
+from node_agent.kernel.endwatch import is_misused
 from node_agent.kernel.seams import Around
 from node_agent.run import KillOrder, Run, now_ms
 from node_agent.spread import spread
@@ -83,13 +84,14 @@ class Family:
                 pipe.hget(keys.job(job), "rf_state")
             try:
                 async with asyncio.timeout(STORE_S):
-                    found = cast("list[object]", await pipe.execute())
+                    found = _readable(cast("list[object]", await pipe.execute(raise_on_error=False)))
             except (RedisError, TimeoutError):
                 await asyncio.sleep(spread(wait_s))
                 wait_s = min(2 * wait_s, BACKOFF_S[1])
                 continue
             above = zip(spec.ancestors, found[::2], found[1::2], strict=True)
-            return next((job for job, tomb, state in above if tomb or state in (b"killed", b"killing")), "")
+            # A key that is no job's hash does not say that the job may go on.
+            return next((job for job, tomb, state in above if tomb or _may_be_killed(state)), "")
         return ""
 
     async def _tell(self, job: str) -> None:
@@ -104,6 +106,18 @@ class Family:
 
     async def _stop(self) -> None:
         await end_all(self._tasks)
+
+
+def _readable(found: list[object]) -> list[object]:
+    """Return the answers. Raises RedisError: one of them is about the store, not about its key."""
+    for one in found:
+        if isinstance(one, Exception) and not is_misused(one):
+            raise one
+    return found
+
+
+def _may_be_killed(state: object) -> bool:
+    return state in (b"killed", b"killing") or is_misused(state)
 
 
 def order_of(job: str) -> KillOrder:

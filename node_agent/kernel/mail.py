@@ -51,6 +51,8 @@ MOST_WAITING: Final = 64
 MOST_AT_ONCE: Final = 16
 #: Confirmations that are read at a time.
 _MOST_TASKS: Final = 256
+#: How far the clocks of two nodes may be apart, in milliseconds.
+CLOCKS_MS: Final = 60_000
 _KEEP: Final = "it comes again: somebody else has it, or will"
 
 
@@ -92,7 +94,8 @@ class Mail:
         self._around, self._store, self._seals, self._look_s, self._clock = around, store, seals, look_s, clock
         self._desks: dict[str, _Desk] = {}
         self._stirred: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
-        self._confirms: dict[str, asyncio.Future[Taken]] = {}
+        #: What waits for the word that it was taken, by its id.
+        self._confirms: dict[str, tuple[Letter, asyncio.Future[Taken]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         bell.on("box", self._rung)
         bell.on("taken", self._taken)
@@ -154,7 +157,7 @@ class Mail:
             subscribers = await self._post(caller, letter)
             return {"id": letter.id, "confirmed": False, "by": None, "subscribers": subscribers}
         taken: asyncio.Future[Taken] = asyncio.get_running_loop().create_future()
-        self._confirms[letter.id] = taken
+        self._confirms[letter.id] = letter, taken
         try:
             with _Waiting(desk, asked.wait_s):
                 await self._post(caller, letter)
@@ -313,7 +316,7 @@ class Mail:
         return await self._store.send(Place(caller.tenant, letter.box, caller.job), letter, data, signature)
 
     async def _opened(self, place: Place, given: Given) -> Letter | None:
-        """Return a letter that a node signed for this very box; any other is put away."""
+        """Return a letter that a node signed for this very box and time; any other is put away."""
         # Its signature costs as much as some calls: the loop belongs to others in between (attack 41).
         await asyncio.sleep(0)
         letter = await self._seals.read(Letter, given.data, given.signature, place.tenant)
@@ -321,6 +324,11 @@ class Mail:
             log.warning("a letter that no node signed was put away", extra={"box": place.box, "entry": given.id})
             with suppress(CallError):
                 await self._store.bury(place, [(given.id, given.times)], "unsigned")
+            return None
+        if letter.until_ms + CLOCKS_MS < now_ms():
+            # The store looks at a time that nobody signed: who writes there can have it keep a letter for ever.
+            with suppress(CallError):
+                await self._store.bury(place, [(given.id, given.times)], "expired")
             return None
         return letter
 
@@ -364,8 +372,12 @@ class Mail:
             taken = await self._seals.read(Taken, data, signature, tenant)
         except (CodecError, AttributeError, CallError):
             return
-        waiter = self._confirms.get(taken.letter) if taken is not None else None
-        if taken is not None and taken.tenant == tenant and waiter is not None and not waiter.done():
+        if taken is None or taken.letter not in self._confirms:
+            return
+        letter, waiter = self._confirms[taken.letter]
+        # A node speaks for jobs of the tenants that it serves: its word on a letter of another one counts for nothing.
+        meant = (letter.tenant, letter.box) == (tenant, taken.box) == (taken.tenant, taken.box)
+        if meant and taken.taker.startswith(f"{tenant}-") and not waiter.done():
             waiter.set_result(taken)
 
     async def _give_back(self, place: Place, letters: Sequence[tuple[str, int]]) -> None:

@@ -18,6 +18,7 @@ from node_agent.kernel.storecalls import StoreCalls, text_of
 from node_agent.kernel.words import Words
 from node_agent.run import Run
 from runner.wire import ids
+from runner.wire.calls import ErrorCode
 
 __all__ = ["Parking"]
 
@@ -46,11 +47,16 @@ class Parking:
         task.add_done_callback(self._watching.discard)
 
     async def parks(self, run: Run) -> None:
-        """Note how many attempts the words of operators allow beside those that were signed; wait for the store."""
+        """Note how many attempts the words of operators allow beside those that were signed; wait for the store.
+
+        A store that refuses the question, for example because its key was spoilt, knows of no words.
+        """
         while not run.stopping:
             try:
                 run.parks, run.undecided = await self._words_of(run.job_id)
-            except CallError:
+            except CallError as error:
+                if error.error is not ErrorCode.UNAVAILABLE:
+                    return
                 await asyncio.sleep(_AGAIN_S)
             else:
                 return

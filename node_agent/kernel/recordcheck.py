@@ -179,6 +179,13 @@ class _Walk:
         if known.added > self._added + 1:
             more = known.added - self._added
             self._fault(f"the store has taken {more} anchors that the record does not know: it was cut back")
+        if known.stream:
+            held = max(anchor.count for anchor in known.stream)
+            if self._report.signed_upto > held:
+                what = f"lines {held + 1} to {self._report.signed_upto} against the store: it has no anchor of them"
+                self._report.unchecked.append(what)
+        elif self._report.signed_upto:
+            self._report.unchecked.append("anything against the store: it holds no anchor of this record")
         if not self._entries:
             return
         newest_ms = max(at_ms for _, _, at_ms in self._entries.values())

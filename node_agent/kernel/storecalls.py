@@ -24,6 +24,13 @@ __all__ = ["StoreCalls", "text_of"]
 
 log = logging.getLogger(__name__)
 
+#: How a store's errors begin that pass by themselves.
+_PASSING: Final = (
+    *("LOADING", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN"),
+    *("READONLY", "OOM", "MISCONF", "NOREPLICAS"),
+)
+    ["LOADING", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY", "OOM", "MISCONF", "NOREPLICAS"]
+)
 #: Longest wait for one answer of the store, in seconds.
 WAIT_S: Final = 2.0
 
@@ -37,7 +44,7 @@ class StoreCalls:
     async def run(self, name: str, names: Sequence[str], document: dict[str, object], *more: bytes) -> list[object]:
         """Run one script on the keys ``names``; return its reply. ``more``: arguments that are no JSON.
 
-        Raises CallError(UNAVAILABLE).
+        Raises CallError: UNAVAILABLE, asking again may help; FAULT, it does not.
         """
         script = loader.load(name)
         words = json.dumps({"rq": self.keys.rq, "rf": self.keys.rf, **document})
@@ -49,8 +56,9 @@ class StoreCalls:
                 except NoScriptError:
                     reply = await cast("Awaitable[object]", self._redis.eval(script.text, len(names), *given))
         except (RedisError, TimeoutError, OSError) as error:
-            if isinstance(error, ResponseError):
+            if isinstance(error, ResponseError) and not str(error).startswith(_PASSING):
                 log.warning("a script of the kernel failed", extra={"script": name, "error": str(error)})
+                raise CallError(ErrorCode.FAULT, "the store refuses what the node asks of it: see its log") from None
             why = f"the store does not answer ({type(error).__name__}); ask again"
             raise CallError(ErrorCode.UNAVAILABLE, why) from None
         return reply if isinstance(reply, list) else [reply]

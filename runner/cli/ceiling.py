@@ -20,7 +20,16 @@ from runner.errors import UsageError
 from runner.wire.errors import GrammarError
 from runner.wire.grants import parse_net
 
-__all__ = ["HEADER", "Import", "allowed_net", "allowed_paths", "default_path", "parse_import", "policy_text", "read_rules"]
+__all__ = [
+    "HEADER",
+    "Import",
+    "allowed_net",
+    "allowed_paths",
+    "default_path",
+    "parse_import",
+    "policy_text",
+    "read_rules",
+]
 
 HEADER: Final = "# Written by `ringfence up` at each start. Services have a policy of their own: docs/operations.md"
 
@@ -98,8 +107,8 @@ def policy_text(
 ) -> str:
     """Return the policy file: any command, the tasks of ``imports``, every grant, paths below ``allow``.
 
-    ``net``: destinations that are listed one by one, because a pattern opens no address of this machine. ``rules``: what
-    else stands in it.
+    ``net``: destinations that are listed one by one, because a pattern opens no address of this machine. ``rules``:
+    what else stands in it.
     """
     paths = [str(path) for path in allow]
     lines = [

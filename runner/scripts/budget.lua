@@ -25,7 +25,8 @@ end
 -- Numbers of one source only grow, and it waits for each answer: any other number than the one of before is new.
 local known = put('HGET', key, 'b:' .. doc.from)
 if whole(known or nil) ~= doc.batch then
-  if put('HSET', key, 'b:' .. doc.from, string.format('%d', doc.batch)) == 1 and call('HLEN', key) > MOST_FIELDS / 2 then
+  local is_new = put('HSET', key, 'b:' .. doc.from, string.format('%d', doc.batch)) == 1
+  if is_new and call('HLEN', key) > MOST_FIELDS / 2 then
     -- Agent starts of long ago: those that live say their number with each batch.
     for _, name in ipairs(call('HKEYS', key)) do
       if string.sub(name, 1, 2) == 'b:' and name ~= 'b:' .. doc.from then call('HDEL', key, name) end

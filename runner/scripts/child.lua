@@ -5,7 +5,7 @@
 --           claim: NODE/BOOT/SLOT of the parent's attempt; ancestors: the ids above the parent, in any order; name: what the
 --           parent calls the child, or ""; number, below: see runner/wire/derived.py, the child's and the next free one
 --           life: seconds that the list of numbers is kept
--- REPLY  as enqueue.lua; or, with nothing written, the error "KNOWN_CHILD ID" (the parent has one of that name), "NUMBER N"
+-- REPLY  as enqueue.lua; or, with nothing written, the error "KNOWN_CHILD N" (its child N has that name), "NUMBER N"
 --        (the next free number is N: sign it, and ask again) or "ENDED" (the parent, or a job above it, is over or killed)
 -- RACE   a kill of the parent, or of any job above it, writes its tombstone or cutoff in one step: the child was enqueued
 --        before, and meets that tombstone (doom.lua), or it is not enqueued at all.
@@ -22,7 +22,8 @@ end
 
 local function fault_of_child()
   local named = c.name ~= '' and pcall_('HGET', KEYS[7], 'n:' .. c.name)
-  if named and not wrong(named) then return 'KNOWN_CHILD ' .. named end
+  named = named and not wrong(named) and whole(named) or nil
+  if named then return string.format('KNOWN_CHILD %d', named) end
   local held = fields(RQ .. 'job:' .. c.parent, 'rf_claim', 'rf_attempt', 'rf_state')
   if not held or held[1] ~= c.claim or whole(held[2]) ~= c.attempt or not HELD[held[3] or ''] then return 'ENDED' end
   if killed(c.parent, c.node) then return 'ENDED' end
@@ -40,6 +41,6 @@ do
   local fault = fault_of_child()
   if fault then return redis.error_reply(fault) end
   put('HSET', KEYS[7], 'next', string.format('%d', c.below))
-  if c.name ~= '' then call('HSET', KEYS[7], 'n:' .. c.name, doc.jobs[1].id) end
+  if c.name ~= '' then call('HSET', KEYS[7], 'n:' .. c.name, string.format('%d', c.number)) end
   if call('TTL', KEYS[7]) < c.life then call('EXPIRE', KEYS[7], string.format('%d', c.life)) end
 end

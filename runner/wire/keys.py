@@ -44,7 +44,7 @@ Called by client, agents and scripts' loaders. Must never be bypassed: a key tha
     rf:statedata:<job>       hash    as rf:state                 files.lua; path -> content
     rf:mem:<tenant>:<agent>  hash    90 d after the last change  files.lua; what a name remembers: path -> entry
     rf:memdata:<tenant>:<agent> hash as rf:mem                   files.lua; path -> content
-    rf:kids:<job>            hash    its not_after + 7 d         child.lua; next free number of a child, "n:NAME" -> id
+    rf:kids:<job>            hash    its not_after + 7 d         child.lua; next free number of a child, "n:NAME" -> N
     rf:ask:<job>             hash    the time to decide + 7 d    ask, decide; calls of a job that a person decides on
     rf:asks:<tenant>         zset    the longest of them + 7 d   ask, budget, decide; "JOB ID", "budget KEY" -> ms
     rf:budget:<tenant>:<key> hash    ttl_s after its last use    budget, decide; unit -> used, operators' words

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from runner.wire import ids
-from runner.wire.errors import GrammarError
+from runner.wire.errors import GrammarError, RecordError
 
 __all__ = [
     "MAX_LETTER_BYTES",
@@ -57,6 +57,10 @@ class Letter:
     answer: bool = False
     confirm: bool = False
     corr: str = ""
+
+    def __post_init__(self) -> None:
+        if ids.tenant_of(self.sender) != self.tenant:
+            raise RecordError("the sender is a job of another tenant", path="sender")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ MACHINES = sorted(NUMBERS)
 HIGH = 0xABCD_0000_0000_0000
 #: Calls that depend on their arguments, and the one that depends on the job's right to execute its own files.
 CHECKED = {*syscalls.MODES, *syscalls.OPENS, *syscalls.OWN_PROCESS, *syscalls.LIMITS, "clone", "unshare"}
-CHECKED |= {"setpriority", "ioprio_set", "personality", "ioctl", "socket", "socketpair", "memfd_create"}
+CHECKED |= {"setpriority", "ioprio_set", "personality", "ioctl", "socket", "socketpair", "memfd_create", "setsockopt"}
 #: Numbers without a call behind them in any kernel that this runs on, and two that only the kernel itself makes.
 HOLLOW = {"get_kernel_syms", "query_module", "getpmsg", "putpmsg", "afs_syscall", "tuxcall", "security", "vserver"}
 HOLLOW |= {"set_thread_area", "get_thread_area", "epoll_ctl_old", "epoll_wait_old", "uretprobe", "uprobe"}
@@ -337,6 +337,14 @@ def test_terminals_and_personalities(machine: str) -> None:
     assert {decide(machine, numbers["ioctl"], 0, number | HIGH) for number in usual} == {ALLOW}
     answers = [decide(machine, numbers["personality"], value) for value in (0, 0xFFFF_FFFF, 0x40000)]
     assert answers == [ALLOW, ALLOW, PERM]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_attack_51_no_socket_lingers(machine: str) -> None:
+    """SO_LINGER is taken for granted and does nothing; every other option stays."""
+    numbers = NUMBERS[machine]
+    asked = [decide(machine, numbers["setsockopt"], 3, level | HIGH, name | HIGH) for level, name in ((1, 13), (1, 9))]
+    assert [*asked, decide(machine, numbers["setsockopt"], 3, 6, 13)] == [PRETEND, ALLOW, ALLOW]
 
 
 def test_an_unknown_machine_is_refused() -> None:

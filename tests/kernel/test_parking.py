@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+
+import pytest
 
 from node_agent import endings
 from node_agent.admission import Admitted, Denial, admit
 from node_agent.containment.plan import Verdict
+from node_agent.kernel.errors import CallError
 from node_agent.kernel.parking import Parking
 from node_agent.kernel.storecalls import StoreCalls
 from node_agent.kernel.words import Words
 from node_agent.lifecycle import Ending, conclude
 from node_agent.policy import parse
 from node_agent.run import now_ms
+from runner.wire.calls import ErrorCode
 from runner.wire.card import TrustedKey
 from runner.wire.flow import Budget, RetryRule
 from runner.wire.states import FailReason, State
@@ -33,6 +38,28 @@ def test_e5_admission_lets_in_one_attempt_for_each_word_and_no_more() -> None:
     assert isinstance(late, Denial)
     assert (late.reason, "nobody decided in time" in late.message) == ("policy", True)
     assert reason(offer(spec, attempt=3, undecided=True)) == "replayed"
+
+
+def test_a_store_that_refuses_the_question_holds_up_no_attempt(valkey: Valkey) -> None:
+    """What passes by itself is waited for; what does not, such as a missing right, knows of no words."""
+
+    async def main() -> None:
+        async with node(valkey) as on:
+            run_ = on.caller().run
+            asked: list[ErrorCode] = []
+
+            class Refusing(StoreCalls):
+                async def run(self, *_: object) -> list[object]:
+                    asked.append(ErrorCode.FAULT if asked else ErrorCode.UNAVAILABLE)
+                    raise CallError(asked[-1])
+
+            await asyncio.wait_for(Parking(Refusing(on.redis, KEYS), Words("n1", {})).parks(run_), 5)
+            assert asked == [ErrorCode.UNAVAILABLE, ErrorCode.FAULT]
+            with pytest.raises(CallError) as caught:
+                await StoreCalls(on.redis, KEYS).run("ask", ("rf:ask:x",), {"op": "park"})
+            assert caught.value.error is ErrorCode.FAULT
+
+    run(main())
 
 
 def test_e5_only_signed_words_for_parked_questions_of_this_job_count(valkey: Valkey) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 
 from node_agent.containment.attempts import PROOF_TIMEOUT_S, Attempt
 from node_agent.containment.cgroup import SlotGroup
+from node_agent.containment.ends import deaf_to_rights
 from node_agent.containment.errors import GroupError, LimitBusy, SetupError, SpawnError
 from node_agent.containment.lower.handle import LowMould
 from node_agent.containment.lower.workspace import Workspaces
@@ -129,6 +130,7 @@ class LowSlot:
         place = self._workspaces.make(folder, plan.uid, plan.gid)
         near, far = pair()
         near.setblocking(False)
+        deaf_to_rights(near)
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         for fd in (out[0], err[0]):
             os.set_blocking(fd, False)
