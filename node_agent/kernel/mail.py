@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from node_agent.cancelling import end_all
@@ -22,6 +21,7 @@ from node_agent.kernel.bell import Bell, Ring
 from node_agent.kernel.bucket import Bucket
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
+from node_agent.kernel.maildesk import MAX_WAIT_S, MOST_WAITING, Desk, Held, Waiting
 from node_agent.kernel.mailforms import ANSWER_LIFE_S, Ask, Nothing, One, Receive, Reply, Send, letter_of, shown
 from node_agent.kernel.mailstore import HOLD_MS, Given, Handful, MailStore, Place
 from node_agent.kernel.seals import Seals
@@ -38,44 +38,19 @@ __all__ = ["MAX_WAIT_S", "Mail"]
 
 log = logging.getLogger(__name__)
 
-#: Longest that a call waits, in seconds.
-MAX_WAIT_S: Final = 300.0
 #: Without a ring the box is looked at again so often: letters of a dead receiver ring nobody. In seconds.
 LOOK_S: Final = 5.0
 #: How often an attempt may send or ask for letters.
 PER_S: Final = 50.0
 BURST: Final = 200.0
-#: Most letters that an attempt holds, and most calls of it that wait.
+#: Most letters that an attempt holds.
 MOST_HELD: Final = 256
-MOST_WAITING: Final = 64
 MOST_AT_ONCE: Final = 16
 #: Confirmations that are read at a time.
 _MOST_TASKS: Final = 256
 #: How far the clocks of two nodes may be apart, in milliseconds.
 CLOCKS_MS: Final = 60_000
 _KEEP: Final = "it comes again: somebody else has it, or will"
-
-
-@dataclass(slots=True)
-class _Held:
-    """What an attempt holds: enough to acknowledge and to answer it."""
-
-    times: int
-    letter: str
-    sender: str
-    answer: bool
-    confirm: bool
-    until_s: float
-
-
-@dataclass(slots=True)
-class _Desk:
-    """One attempt's mail."""
-
-    bucket: Bucket
-    held: dict[tuple[str, str], _Held] = field(default_factory=dict)
-    waiting: int = 0
-    over: bool = False
 
 
 class Mail:
@@ -92,7 +67,7 @@ class Mail:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._around, self._store, self._seals, self._look_s, self._clock = around, store, seals, look_s, clock
-        self._desks: dict[str, _Desk] = {}
+        self._desks: dict[str, Desk] = {}
         self._stirred: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
         #: What waits for the word that it was taken, by its id.
         self._confirms: dict[str, tuple[Letter, asyncio.Future[Taken]]] = {}
@@ -159,7 +134,7 @@ class Mail:
         taken: asyncio.Future[Taken] = asyncio.get_running_loop().create_future()
         self._confirms[letter.id] = letter, taken
         try:
-            with _Waiting(desk, asked.wait_s):
+            with Waiting(desk, asked.wait_s):
                 await self._post(caller, letter)
                 await asyncio.wait([taken], timeout=asked.wait_s)
         finally:
@@ -174,7 +149,7 @@ class Mail:
         desk = self._pay(caller)
         letter = letter_of(self._around.node, caller, asked.box, asked.body, asked.wait_s, answer=True)
         place = Place(caller.tenant, reply_box(caller.job), caller.job)
-        with _Waiting(desk, asked.wait_s):
+        with Waiting(desk, asked.wait_s):
             await self._post(caller, letter)
             while True:
                 left_s = letter.until_ms / 1000 - now_ms() / 1000
@@ -200,7 +175,7 @@ class Mail:
         if room <= 0:
             raise CallError(ErrorCode.QUOTA, f"this job holds {MOST_HELD} letters: acknowledge some, then ask again")
         count = min(asked.count, room)
-        with _Waiting(desk, asked.wait_s):
+        with Waiting(desk, asked.wait_s):
             found = await self._look(
                 desk, place, asked.wait_s, lambda wait: self._store.receive(place, count, wait=wait)
             )
@@ -213,7 +188,7 @@ class Mail:
             letter = await self._opened(place, given)
             if letter is not None:
                 until_s = self._clock() + HOLD_MS / 1000
-                held = _Held(given.times, letter.id, letter.sender, letter.answer, letter.confirm, until_s)
+                held = Held(given.times, letter.id, letter.sender, letter.answer, letter.confirm, until_s)
                 desk.held[place.box, given.id] = held
                 letters.append(shown(given, letter))
         return {"letters": letters, "missed": found.missed}
@@ -281,15 +256,15 @@ class Mail:
         self._may(caller, box, mode)
         return Place(caller.tenant, reply_box(caller.job) if box == OWN_BOX else box, caller.job)
 
-    def _pay(self, caller: Caller) -> _Desk:
+    def _pay(self, caller: Caller) -> Desk:
         desk = self._desks.get(caller.attempt)
         if desk is None:
-            desk = self._desks[caller.attempt] = _Desk(Bucket(PER_S, BURST, self._clock))
+            desk = self._desks[caller.attempt] = Desk(Bucket(PER_S, BURST, self._clock))
         if not desk.bucket.take():
             raise CallError(ErrorCode.SLOW_DOWN, f"at most {PER_S:g} calls for mail a second; ask again in a moment")
         return desk
 
-    def _held(self, caller: Caller, place: Place, entry: str) -> _Held:
+    def _held(self, caller: Caller, place: Place, entry: str) -> Held:
         desk = self._desks.get(caller.attempt)
         held = desk.held.get((place.box, entry)) if desk is not None else None
         if held is None:
@@ -333,7 +308,7 @@ class Mail:
         return letter
 
     async def _look(
-        self, desk: _Desk, place: Place, wait_s: float, look: Callable[[bool], Awaitable[Handful]]
+        self, desk: Desk, place: Place, wait_s: float, look: Callable[[bool], Awaitable[Handful]]
     ) -> Handful:
         """Look into a box until something is there or the time is over; between two looks a ring is waited for."""
         loop = asyncio.get_running_loop()
@@ -389,23 +364,6 @@ class Mail:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-class _Waiting:
-    """A place among the calls of an attempt that wait; none is needed for no time."""
-
-    def __init__(self, desk: _Desk, wait_s: float) -> None:
-        self._desk, self._wait_s = desk, wait_s
-
-    def __enter__(self) -> None:
-        if not 0 <= self._wait_s <= MAX_WAIT_S:
-            raise CallError(ErrorCode.BAD_REQUEST, f"wait_s is 0 to {MAX_WAIT_S:g} seconds")
-        if self._wait_s and self._desk.waiting >= MOST_WAITING:
-            raise CallError(ErrorCode.QUOTA, f"at most {MOST_WAITING} calls of a job wait for mail at a time")
-        self._desk.waiting += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._desk.waiting -= 1
 
 
 def _box(asked: Send | Ask | Receive | One | Reply) -> str:

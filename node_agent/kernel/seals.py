@@ -15,8 +15,9 @@ from redis.exceptions import RedisError
 from node_agent.errors import StoreAwayError
 from node_agent.kernel.errors import CallError
 from node_agent.records import Notary
-from runner import signing
+from runner import signing, trust
 from runner.wire import ids, record
+from runner.wire import spec as specs
 from runner.wire.calls import ErrorCode
 from runner.wire.card import NodeCard
 from runner.wire.envelope import Domain
@@ -81,6 +82,15 @@ class Seals:
                 if signing.verify(card.public, domain, data, signature):
                     return card
         return None
+
+    async def speaks(self, node: str, spec: JobSpec) -> bool:
+        """Return whether a node may serve a job, and so speak for it. Raises CallError(UNAVAILABLE)."""
+        lane = specs.lane_of(spec)
+        for fresh in _FORMS:
+            cards = await self._cards(fresh=fresh)
+            if any(card.node == node and trust.serves(card, spec.tenant, lane) for card in cards):
+                return True
+        return False
 
     async def known(self, job: str, tenant: str) -> JobSpec | None:
         """Return a stored job as a trusted key signed it; None: there is none. Raises CallError(UNAVAILABLE)."""

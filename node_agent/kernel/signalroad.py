@@ -95,7 +95,7 @@ class Road:
         if not answer.done():
             return Done("queued", f"node {node} has it and has not answered yet")
         found = answer.result()
-        if (found.job, found.node) != (job, node):
+        if (found.tenant, found.job, found.node) != (caller.tenant, job, node):
             return Done("queued", f"another node than {node} answered")
         return Done(found.outcome, found.reason)
 
@@ -131,10 +131,13 @@ class Road:
             self._known.popitem(last=False)
         try:
             sender = await self.known(word.sender, word.tenant)
+            speaks = sender is not None and await self._seals.speaks(word.node, sender)
         except CallError:
-            sender = None
+            sender, speaks = None, False
         if sender is None:
             done = Done("refused", "nobody this node trusts signed the sender")
+        elif not speaks:
+            done = Done("refused", f"node {word.node} may not serve the sender, so it can't speak for it")
         else:
             done = await self.arrived(sender, word.job, Sent(word.signal, f"job {sender.id}", word.at_ms, word.why))
         try:

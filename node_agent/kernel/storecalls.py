@@ -29,8 +29,6 @@ _PASSING: Final = (
     *("LOADING", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN"),
     *("READONLY", "OOM", "MISCONF", "NOREPLICAS"),
 )
-    ["LOADING", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY", "OOM", "MISCONF", "NOREPLICAS"]
-)
 #: Longest wait for one answer of the store, in seconds.
 WAIT_S: Final = 2.0
 

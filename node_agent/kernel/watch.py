@@ -20,6 +20,7 @@ from node_agent.kernel.errors import CallError
 from node_agent.kernel.seals import Seals
 from node_agent.kernel.seams import Around
 from node_agent.kernel.table import Entry
+from runner import trust
 from runner.wire import codec, record
 from runner.wire import spec as specs
 from runner.wire.calls import ErrorCode
@@ -27,6 +28,7 @@ from runner.wire.codec import Json
 from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
 from runner.wire.event import Event
+from runner.wire.spec import JobSpec
 
 __all__ = ["Watch"]
 
@@ -55,13 +57,21 @@ class WatchAsk:
     wait_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a job may be watched by, and where it waits: what says which nodes may serve it."""
+
+    names: frozenset[str]
+    lane: str
+
+
 class Watch:
     """What jobs of one boot see of others."""
 
     def __init__(self, around: Around, seals: Seals) -> None:
         self._around, self._seals = around, seals
-        #: Selectors of jobs, as they were signed; empty for one that nobody trusted signed.
-        self._selectors: OrderedDict[str, frozenset[str]] = OrderedDict()
+        #: Jobs as they were signed; None for one that nobody trusted signed.
+        self._known: OrderedDict[str, _Known | None] = OrderedDict()
         self._buckets: dict[str, Bucket] = {}
         self._waiting: dict[str, int] = {}
         around.ending.append(self.ended)
@@ -136,11 +146,13 @@ class Watch:
             event = _event_of(data, signed=bool(signature))
         except WireError:
             return None
-        if not event.type.startswith("job.") or not await self._watches(caller, event.job):
+        known = await self._watched(caller, event.job) if event.type.startswith("job.") else None
+        if known is None:
             return None
         if signature:
             signer = await self._seals.signer(Domain.EVENT, data, signature, caller.tenant)
-            if signer is None or signer.node != event.node:
+            # A node tells of the jobs that it may serve, and in its own name.
+            if signer is None or signer.node != event.node or not trust.serves(signer, caller.tenant, known.lane):
                 return None
         return {
             "type": event.type,
@@ -152,16 +164,17 @@ class Watch:
             **{name: _short(event.detail[name]) for name in _TOLD if name in event.detail},
         }
 
-    async def _watches(self, caller: Caller, job: str) -> bool:
-        known = self._selectors.get(job)
-        if known is None:
+    async def _watched(self, caller: Caller, job: str) -> _Known | None:
+        if job not in self._known:
             spec = await self._seals.known(job, caller.tenant)
-            known = frozenset((*specs.selectors_of(spec), f"job:{job}")) if spec is not None else frozenset()
-            self._selectors[job] = known
-            while len(self._selectors) > _MOST_JOBS:
-                self._selectors.popitem(last=False)
+            self._known[job] = None if spec is None else _Known(_names_of(spec), specs.lane_of(spec))
+            while len(self._known) > _MOST_JOBS:
+                self._known.popitem(last=False)
+        known = self._known.get(job)
         # Its own tenant's stream, and a job of that tenant: both were looked up under its name.
-        return job.startswith(f"{caller.tenant}-") and not known.isdisjoint(caller.spec.grants.watch)
+        if known is None or not job.startswith(f"{caller.tenant}-"):
+            return None
+        return None if known.names.isdisjoint(caller.spec.grants.watch) else known
 
     async def _newest(self, tenant: str) -> str:
         call = self._around.redis.xrevrange(self._around.keys.events(tenant), count=1)
@@ -178,6 +191,10 @@ class Watch:
 
 def _away(error: BaseException) -> CallError:
     return CallError(ErrorCode.UNAVAILABLE, f"the store does not answer ({type(error).__name__}); ask again")
+
+
+def _names_of(spec: JobSpec) -> frozenset[str]:
+    return frozenset((*specs.selectors_of(spec), f"job:{spec.id}"))
 
 
 def _event_of(data: bytes, *, signed: bool) -> Event:
