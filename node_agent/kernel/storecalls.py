@@ -26,8 +26,15 @@ log = logging.getLogger(__name__)
 
 #: How a store's errors begin that pass by themselves.
 _PASSING: Final = (
-    *("LOADING", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN"),
-    *("READONLY", "OOM", "MISCONF", "NOREPLICAS"),
+    "LOADING",
+    "BUSY",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "MASTERDOWN",
+    "READONLY",
+    "OOM",
+    "MISCONF",
+    "NOREPLICAS",
 )
 #: Longest wait for one answer of the store, in seconds.
 WAIT_S: Final = 2.0
