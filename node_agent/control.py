@@ -303,8 +303,12 @@ class Control:
     async def _cut(self, command: Command, key: TrustedKey) -> None:
         """Kill what runs here and is hit by the cutoff; take what waits and is hit; answer with the count."""
         await self._supervisor.end_idle()
+        # Those below a killed job are known before its end lets its family kill them, too: each has its receipt here.
+        hit = [
+            run for run in self._supervisor.runs() if command.selector.kind == "job" and self._hits(run, command, key)
+        ]
         await self._store.read_cutoffs({run.spec.tenant for run in self._supervisor.runs() if run.spec is not None})
-        hit = [run for run in self._supervisor.runs() if self._hits(run, command, key)]
+        hit += [run for run in self._supervisor.runs() if run not in hit and self._hits(run, command, key)]
         ending = asyncio.gather(self._end(hit, _order(command)))
         # By job: one that was given back to its lane while it was hit is swept there again, and has one receipt.
         jobs = {run.job_id for run in hit}

@@ -16,7 +16,7 @@ __all__ = ["Denied", "Metered", "denied_of", "metered_of"]
 _MAX_HOST: Final = 253
 _MAX_WHY: Final = 200
 _MAX_MODEL: Final = 128
-_COUNTS: Final = ("requests", "tokens_in", "tokens_out", "unknown", "unknown_bytes", "same")
+_COUNTS: Final = ("requests", "tokens_in", "tokens_out", "unknown", "unknown_bytes", "same", "unknown_sent_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Denied:
 class Metered:
     """What an attempt used since it was told last, with one model ("": none was named).
 
-    ``unknown``: answers of models that did not say their tokens, ``unknown_bytes`` in all. ``same``: so many equal
-    requests to models came in a row. It comes with the end of an
-    answer, at most ten times a second for each attempt and, after the attempt's end, once more.
+    ``unknown``: answers of models that did not say their tokens, ``unknown_bytes`` in all; ``unknown_sent_bytes``: what
+    went into those that did not even say that. ``same``: so many equal requests to models came in a row. It comes with
+    the end of an answer, at most ten times a second for each attempt and, after the attempt's end, once more.
     """
 
     attempt: str
@@ -46,6 +46,7 @@ class Metered:
     unknown: int
     unknown_bytes: int
     same: int = 0
+    unknown_sent_bytes: int = 0
 
 
 def denied_of(record: Mapping[str, Json]) -> Denied | None:

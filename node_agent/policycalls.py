@@ -295,16 +295,18 @@ def _ungranted(spec: JobSpec, action: str, resource: str) -> str:
     grants = spec.grants
     noun = action.partition(".")[0]
     if action == "tool.call":
-        return "" if resource in grants.tools else f"the tool {resource}"
+        if not resource:
+            return "a tool without a name: the resource of tool.call is the tool"
+        return "" if resource in grants.tools else f"the tool {resource} (--tool {resource})"
     if action == "job.spawn":
-        return "" if grants.spawn else "jobs of its own (spawn)"
+        return "" if grants.spawn else "jobs of its own (--spawn N)"
     if noun == "mail" and resource and not resource.startswith("@"):
-        own = bool(grants.mail) and resource == "@"
-        return "" if own or any(one.name == resource for one in grants.mail) else f"the mailbox {resource}"
+        named = any(one.name == resource for one in grants.mail)
+        return "" if named else f"the mailbox {resource} (--mail {resource})"
     if noun == "file" and below(("/state",), resource):
-        return "" if grants.state_bytes else "a /state"
+        return "" if grants.state_bytes else "a /state (--state SIZE)"
     if noun == "file" and below(_KEPT, resource):
-        return "" if grants.agent else "an agent's name (/mem)"
+        return "" if grants.agent else "an agent's memory (--agent NAME)"
     return ""
 
 

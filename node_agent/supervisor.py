@@ -213,6 +213,7 @@ class Supervisor(Runs):
         finally:
             attempt.close()
         run.settle(Proof(ending, verdict, now_ms()))
+        await attempt.freed()
         if capture.total_bytes:
             await capture.finish()
         if staged.looked:

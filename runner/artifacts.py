@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 
-from runner import listing
+from runner import listing, results, trust
 from runner.client import Client
 from runner.errors import ArtifactError
+from runner.wire import ids
+from runner.wire import spec as specs
 from runner.wire.artifact import MAX_ARTIFACT_BYTES, PIECE_BYTES, check_name, piece_field
 from runner.wire.event import EventType
 from runner.wire.view import ArtifactView, EventView, ProgressView
@@ -29,7 +31,8 @@ def artifacts(client: Client, job_id: str) -> tuple[ArtifactView, ...]:
     key = client.keys.artifacts(job_id)
     names = sorted(name for name in client.hash_names(key) if name.startswith(_PREFIX))[:_MOST]
     found = client.fields(key, names) if names else {}
-    views = (_view(client, job_id, name.removeprefix(_PREFIX), data) for name, data in found.items())
+    lane = _lane(client, job_id) if found else None
+    views = (_view(client, job_id, lane, name.removeprefix(_PREFIX), data) for name, data in found.items())
     return tuple(view for view in views if view is not None)
 
 
@@ -37,7 +40,7 @@ def read(client: Client, job_id: str, name: str) -> bytes:
     """Return the bytes of one artifact. Raises ArtifactError: there is none, or it is not what its node signed."""
     key, field = client.keys.artifacts(job_id), f"{_PREFIX}{name}"
     data = client.fields(key, [field]).get(field) if check_name(name) else None
-    view = None if data is None else _view(client, job_id, name, data)
+    view = None if data is None else _view(client, job_id, _lane(client, job_id), name, data)
     if view is None:
         raise ArtifactError(f"{job_id} has no artifact {name!r}; `ringfence show {job_id}` lists what it has")
     if view.bytes > MAX_ARTIFACT_BYTES or view.pieces > _MOST:
@@ -55,9 +58,10 @@ def read(client: Client, job_id: str, name: str) -> bytes:
 
 def progress(client: Client, job_id: str) -> ProgressView | None:
     """Return what the job last said of its progress, None if it never did or that is long ago."""
+    lane = _lane(client, job_id)
     for entry in client.newest_entries(client.keys.job_events(job_id), _LOOK):
         event = listing.checked(client, entry)
-        if event is None or event.job != job_id or event.type != EventType.JOB_PROGRESS:
+        if event is None or event.type != EventType.JOB_PROGRESS or not _tells_of(client, event, job_id, lane):
             continue
         value = event.detail.get("value")
         if isinstance(value, int | float):
@@ -65,13 +69,27 @@ def progress(client: Client, job_id: str) -> ProgressView | None:
     return None
 
 
-def _view(client: Client, job_id: str, name: str, data: bytes) -> ArtifactView | None:
+def _lane(client: Client, job_id: str) -> str | None:
+    """Where the job waited, if this client can check who signed it: that says which nodes may serve it."""
+    spec = results.checked_spec(client, job_id)
+    return None if spec is None else specs.lane_of(spec)
+
+
+def _tells_of(client: Client, event: EventView, job_id: str, lane: str | None) -> bool:
+    """Whether an event is of this job, by a node that may serve it."""
+    if event.job != job_id:
+        return False
+    tenant = ids.tenant_of(job_id)
+    return lane is None or any(card.node == event.node and trust.serves(card, tenant, lane) for card in client.cards())
+
+
+def _view(client: Client, job_id: str, lane: str | None, name: str, data: bytes) -> ArtifactView | None:
     """Read "ATTEMPT TRANSFER PIECES SIGNATURE EVENT"; only what is signed counts."""
     parts = data.split(b" ", 4)
     if len(parts) != 5:
         return None
     event = listing.checked_word(client, parts[4], parts[3].decode("ascii", "replace"))
-    if event is None or event.type != EventType.JOB_ARTIFACT or event.job != job_id:
+    if event is None or event.type != EventType.JOB_ARTIFACT or not _tells_of(client, event, job_id, lane):
         return None
     return _described(event) if event.detail.get("name") == name else None
 

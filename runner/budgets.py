@@ -27,7 +27,7 @@ class BudgetHandle:
     ) -> list[PauseReceipt]:
         """Add to the budget, and let its jobs go on; one receipt for each job that heard it.
 
-        ``add``: unit (requests, tokens, cost_usd, cpu_s, wall_s, calls) → more of it; empty: the bound once more. This
+        ``add``: unit (requests, tokens, cost, cpu, wall, calls) → more of it; empty: the bound once more. This
         key has to be trusted to operate. Raises UsageError, StoreError.
         """
         return self._answer(True, add, reason, wait)

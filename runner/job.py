@@ -219,6 +219,7 @@ class Job(Generic[R]):
     asignal = twin(signal)
     aresume = twin(resume)
     aanswer = twin(answer)
+    abudget_key = twin(budget_key)
 
     async def aresult(self, timeout: float | None = None, types: Iterable[type[object]] = ()) -> R:
         """`result` without blocking the event loop; may be cancelled."""

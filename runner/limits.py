@@ -7,13 +7,13 @@ rule that would be ignored.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from runner.errors import UsageError
 from runner.wire.flow import BUDGET_UNITS, Backoff, Budget, Concurrency, Rate, RetryRule, Unique
 
-__all__ = ["amounts_of", "budget_of", "concurrency_of", "rate_of", "retry_rule", "unique_of"]
+__all__ = ["amounts_of", "budget_of", "concurrency_of", "rate_of", "retry_rule", "unique_of", "units_of"]
 
 #: The share of a wait that chance may take off, unless a Backoff says otherwise: jobs that fail together come apart.
 _JITTER: Final = 0.25
@@ -90,7 +90,18 @@ def amounts_of(words: Sequence[str]) -> dict[str, float]:
         except ValueError:
             amount = -1.0
         if unit not in BUDGET_UNITS or unit in found or not 0 <= amount < float("inf"):
-            known = ", ".join(sorted({*BUDGET_UNITS - set(_UNITS.values()), *_UNITS}))
-            raise UsageError(f"{word!r}: an amount is UNIT=N, each unit once, with UNIT one of {known}")
+            raise UsageError(f"{word!r}: an amount is UNIT=N, each unit once, with UNIT one of {_known_units()}")
         found[unit] = amount
     return found
+
+
+def units_of(amounts: Mapping[str, float]) -> dict[str, float]:
+    """Return amounts by the budget's own units, of either spelling (``wall`` is ``wall_s``). Raises UsageError."""
+    found = {_UNITS.get(name, name): amount for name, amount in amounts.items()}
+    if not found.keys() <= BUDGET_UNITS or len(found) < len(amounts):
+        raise UsageError(f"an amount has a unit, each once, of {_known_units()}; not {', '.join(amounts)}")
+    return found
+
+
+def _known_units() -> str:
+    return ", ".join(sorted({*BUDGET_UNITS - set(_UNITS.values()), *_UNITS}))

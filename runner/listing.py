@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from runner import results, signing
 from runner.client import Client, Entry
+from runner.waiting import held_by
 from runner.wire import codec, ids, record
 from runner.wire.card import NodeCard
 from runner.wire.envelope import Domain
@@ -42,6 +43,8 @@ _SET_ASIDE = {
     "rate": "its rate lets it start",
     "concurrency": "it is in line for a place of its concurrency limit and looked at again, at the latest,",
 }
+#: In these a job may stand still for a decision of a person.
+_ASKING = frozenset({State.CLAIMED, State.RUNNING, State.PAUSED, State.SCHEDULED})
 _RQ_ONLY = {"started": State.RUNNING, "stopped": State.KILLED, "canceled": State.KILLED}
 
 
@@ -54,15 +57,29 @@ def view(client: Client, job_id: str, spec: JobSpec | None = None) -> JobView:
     value: object = None
     if outcome is not None and last is not None:
         value = results.shown_value(outcome, last)
-    waiting = None
-    if _text(found, "rf_state") == State.SCHEDULED:
-        why = _SET_ASIDE.get(_text(found, "rf_waits"), "it is due")
-        waiting = f"{why} at {_due(found) or 'an unknown time'}"
-    elif _text(found, "rf_state") == State.DEFERRED:
-        waiting = _waited_for(client, spec or results.checked_spec(client, job_id))
-    elif _text(found, "rf_state") == State.QUEUED:
-        waiting = _waiting(client, job_id, results.lane_for(client, job_id, spec, found), spec)
+    waiting = _why(client, job_id, found, spec) if outcome is None else None
     return replace(_job(job_id, found, outcome, value, waiting), parent=_parent(client, job_id))
+
+
+def _why(client: Client, job_id: str, found: Mapping[str, bytes], spec: JobSpec | None) -> str | None:
+    """Say why a job does not run, whatever it waits for; None if it does, or only has to take its turn."""
+    state = _text(found, "rf_state")
+    if state in _ASKING:
+        decision = held_by(client, job_id)
+        if decision is not None:
+            return decision
+    if state == State.PAUSED:
+        return (
+            f"`ringfence resume {job_id}` lets it go on; `ringfence events --job {job_id}` says who paused it and why"
+        )
+    if state == State.SCHEDULED:
+        why = _SET_ASIDE.get(_text(found, "rf_waits"), "it is due")
+        return f"{why} at {_due(found) or 'an unknown time'}"
+    if state == State.DEFERRED:
+        return _waited_for(client, spec or results.checked_spec(client, job_id))
+    if state == State.QUEUED:
+        return _waiting(client, job_id, results.lane_for(client, job_id, spec, found), spec)
+    return None
 
 
 def _parent(client: Client, job_id: str) -> str | None:

@@ -9,40 +9,81 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Literal, cast
 
-from runner import orders, results
+from runner import orders, results, signing, trust
 from runner.client import Client
 from runner.errors import JobNotFoundError, UsageError
+from runner.limits import units_of
 from runner.orders import STEP_S, Replies
 from runner.wire import ids, record
+from runner.wire import spec as specs
 from runner.wire.command import Command, Selector
 from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
 from runner.wire.receipt import PauseOutcome, PauseReceipt
+from runner.wire.states import END_STATES
 from runner.wire.times import iso
 from runner.wire.view import WaitView
 
-__all__ = ["answer_ask", "answer_budget", "budget_of", "waiting"]
+__all__ = ["answer_ask", "answer_budget", "budget_of", "held_by", "waiting"]
 
 Op = Literal["approve", "deny"]
 #: After the first answer to a word on a budget: how long the other nodes have for theirs, in seconds.
 _MORE_S = 1.0
 
 
-def waiting(client: Client, tenant: str) -> list[WaitView]:
-    """Return what waits, what ends first first. Raises StoreError."""
+def waiting(client: Client, tenant: str, job: str | None = None) -> list[WaitView]:
+    """Return what waits, what ends first first; ``job``: what it asked, and all budgets. Raises StoreError.
+
+    What a job asked that has ended since waits for nobody.
+    """
     now_ms = client.now_ms()
+    members = client.scores(client.keys.asks(tenant))
+    ended = _ended(client, {member.partition(" ")[0] for member in members}, tenant)
     found = []
-    for member, until in sorted(client.scores(client.keys.asks(tenant)).items(), key=lambda pair: pair[1]):
+    for member, until in sorted(members.items(), key=lambda pair: pair[1]):
         first, _, rest = member.partition(" ")
-        if until <= now_ms or not rest:
+        if until <= now_ms or not rest or first in ended or (job not in {None, first} and first != "budget"):
             continue
         view = _budget(client, tenant, rest, until) if first == "budget" else _ask(client, tenant, first, rest, until)
         if view is not None:
             found.append(view)
     return found
+
+
+def _ended(client: Client, jobs: Collection[str], tenant: str) -> dict[str, str]:
+    """Return those of the jobs of a tenant that have ended, with their states, by the store's word."""
+    known = [job for job in jobs if _is_of(job, tenant)]
+    rows = client.many_fields([client.keys.job(job) for job in known], ["rf_state"]) if known else []
+    states = [row.get("rf_state", b"").decode("utf-8", "replace") for row in rows]
+    return {job: state for job, state in zip(known, states, strict=True) if state in END_STATES}
+
+
+def _is_of(job: str, tenant: str) -> bool:
+    try:
+        return ids.tenant_of(job) == tenant
+    except WireError:
+        return False
+
+
+def held_by(client: Client, job_id: str) -> str | None:
+    """Say which decision a job stands still for, and how it is made; None: for none that waits. Raises StoreError."""
+    views = waiting(client, ids.tenant_of(job_id), job_id)
+    for view in views:
+        if view.job == job_id:
+            what = f"{view.action} {view.resource}".rstrip()
+            how = f"`ringfence approve {job_id}` or `deny`"
+            return f"a person decides on {what}, a no at {view.until}: {how}"
+    budgets = {view.budget: view for view in views if view.budget is not None}
+    spec = results.checked_spec(client, job_id) if budgets else None
+    budget = spec.budget.key if spec is not None and spec.budget is not None else None
+    if budget in budgets:
+        how = f"`ringfence approve --budget {budget}` or `deny`"
+        return f"its budget {budget} is used up ({budgets[budget].why}): {how}"
+    return None
 
 
 def answer_ask(
@@ -51,16 +92,20 @@ def answer_ask(
     """Answer a question of a job: the one ``ask``, or the only one that waits. Raises UsageError, StoreError."""
     job = ids.check_job_id(job_id)
     tenant = ids.tenant_of(job)
+    if state := _ended(client, {job}, tenant).get(job):
+        command = orders.command(op, Selector("job", job), None, reason=reason, ask=ask or "none")
+        return replace(_local(command, job, "already_ended", "what it asked waits for nobody"), state=state)
     if ask is None:
         asked = [view for view in waiting(client, tenant) if view.job == job]
-        if len(asked) != 1:
-            hint = (
-                "name one with --ask: " + ", ".join(view.ask for view in asked)
-                if asked
-                else "see `ringfence approvals`"
-            )
-            raise UsageError(f"{len(asked)} questions of {job} wait for a decision; {hint}")
+        if len(asked) > 1:
+            which = ", ".join(view.ask for view in asked)
+            raise UsageError(f"{len(asked)} questions of {job} wait for a decision; name one with --ask: {which}")
+        if not asked:
+            command = orders.command(op, Selector("job", job), None, reason=reason, ask="none")
+            return _local(command, job, "unknown", _WHY["unknown"])
         ask = asked[0].ask
+    if op == "approve" and client.fields(client.keys.ask(job), [f"a:{ask}"]) and _asked(client, job, ask) is None:
+        raise UsageError(f"question {ask} of {job}: {_UNSIGNED}")
     command = orders.command(op, Selector("job", job), None, reason=reason, ask=ask)
     names = [client.keys.ask(job), client.keys.asks(tenant), client.keys.due()]
     word, *rest = _written(client, command, names, form="ask", ask=ask, job=job)
@@ -86,7 +131,7 @@ def answer_budget(
     ``add``: unit → more of it; empty: as much again as was given. Raises UsageError, StoreError.
     """
     chosen = orders.selector("tenant", tenant)
-    command = orders.command(op, chosen, None, reason=reason, budget=key, add=dict(add or {}))
+    command = orders.command(op, chosen, None, reason=reason, budget=key, add=units_of(add or {}))
     names = [client.keys.budget(tenant, key), client.keys.asks(tenant)]
     word, *_ = _written(client, command, names, form="budget", key=key)
     if word != "stored":
@@ -102,6 +147,8 @@ def budget_of(client: Client, job_id: str) -> str | None:
     return spec.budget.key if spec.budget is not None else None
 
 
+_MOST_TEXT = 20_480
+_UNSIGNED = "no node that may serve the job has signed what is asked here; deny it, and find out who writes the store"
 _STORED = "nobody waits for it at the moment; whoever asks next gets it"
 _WHY = {
     "unknown": "nobody asked that, or it was answered long ago; `ringfence approvals` shows what waits",
@@ -142,7 +189,7 @@ def _ask(client: Client, tenant: str, job: str, ask: str, until: float) -> WaitV
             return None
     except WireError:
         return None
-    text = client.fields(client.keys.ask(job), [f"a:{ask}"]).get(f"a:{ask}", b"{}").decode("utf-8", "replace")
+    text = _asked(client, job, ask) or json.dumps({"why": _UNSIGNED})
     facts = {name: _fact(text, name) for name in ("action", "resource", "rule", "why", "how", "node")}
     attempt, asked = _fact(text, "attempt"), _fact(text, "asked_at_ms")
     return WaitView(
@@ -155,6 +202,25 @@ def _ask(client: Client, tenant: str, job: str, ask: str, until: float) -> WaitV
         asked_at=iso(int(asked)) if asked.isdigit() else None,
         **facts,
     )
+
+
+def _asked(client: Client, job: str, ask: str) -> str | None:
+    """Return what a node of the fleet wrote down of this very question; None: none that may serve the job did."""
+    found = client.fields(client.keys.ask(job), [f"a:{ask}", f"s:{ask}"])
+    data, signature = found.get(f"a:{ask}", b""), found.get(f"s:{ask}", b"").decode("ascii", "replace")
+    text = data[:_MOST_TEXT].decode("utf-8", "replace")
+    if (_fact(text, "job"), _fact(text, "ask")) != (job, ask.rpartition(".")[0]):
+        return None
+    node, tenant = _fact(text, "node"), ids.tenant_of(job)
+    spec = results.checked_spec(client, job)
+    for card in client.cards():
+        if card.node != node or not ("*" in card.tenants or tenant in card.tenants):
+            continue
+        if spec is not None and not trust.serves(card, tenant, specs.lane_of(spec)):
+            continue
+        if signing.verify(card.public, Domain.QUESTION, data, signature):
+            return text
+    return None
 
 
 def _budget(client: Client, tenant: str, key: str, until: float) -> WaitView | None:

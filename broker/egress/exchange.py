@@ -97,6 +97,7 @@ async def collected(visit: Visit, client: h11.Connection, limit_bytes: int) -> b
         visit.count_sent(len(event.data))
         body += event.data
         visit.gate.sized(len(body), limit_bytes)
+        visit.gate.sized(len(body), visit.body_bytes)
     return bytes(body)
 
 

@@ -47,6 +47,13 @@ class Field:
         return self.place.partition(":")[2]
 
     @property
+    def sent(self) -> bytes:
+        """The value as it stands in a request."""
+        if self.kind == "path":
+            return quote(self.value, safe=_SEGMENT).encode()
+        return self.value if self.kind == "json" else quote_plus(self.value).encode()
+
+    @property
     def sign(self) -> str:
         """The placeholder."""
         return "{{" + self.secret + "}}"
@@ -63,10 +70,17 @@ def in_target(target: str, fields: Sequence[Field]) -> str:
     return path + mark + query
 
 
-def body_kind(kind: bytes, fields: Sequence[Field]) -> str:
-    """Return which fields a body of this content type may hold: form, json, or "" for none of these."""
-    plain = kind.partition(b";")[0].strip().lower()
-    found = {_FORM: "form", _JSON: "json"}.get(plain, "")
+def body_kind(kinds: Sequence[bytes], fields: Sequence[Field]) -> str:
+    """Return which fields a body of these content types may hold: form, json, or "" for none of these.
+
+    More than one type, or another charset: a host may read the body as something else than it is read here.
+    """
+    if len(kinds) != 1:
+        return ""
+    plain, _, more = kinds[0].lower().partition(b";")
+    if more.strip(b" \t;").replace(b'"', b"") not in (b"", b"charset=utf-8"):
+        return ""
+    found = {_FORM: "form", _JSON: "json"}.get(plain.strip(), "")
     return found if any(field.kind == found for field in fields) else ""
 
 
@@ -106,7 +120,7 @@ def _in_path(path: str, field: Field) -> str:
     sign, slash, more = rest.partition("/")
     if unquote(sign) != field.sign or (after and not slash):
         return path
-    return before + quote(field.value, safe=_SEGMENT) + slash + more
+    return before + field.sent.decode("ascii") + slash + more
 
 
 def _in_pairs(text: str, field: Field) -> str:
@@ -114,6 +128,6 @@ def _in_pairs(text: str, field: Field) -> str:
     for index, pair in enumerate(pairs):
         name, equal, value = pair.partition("=")
         if equal and unquote_plus(value) == field.sign and unquote_plus(name) == field.name:
-            pairs[index] = f"{name}={quote_plus(field.value)}"
+            pairs[index] = f"{name}={field.sent.decode('ascii')}"
             break
     return "&".join(pairs)

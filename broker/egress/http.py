@@ -18,7 +18,7 @@ import h11
 from broker.egress import keyed
 from broker.egress.errors import BadRequestError, EgressError
 from broker.egress.exchange import Headers, carry, follow, length_of, passed, refuse
-from broker.egress.meter import Tally
+from broker.egress.meter import Tally, models_path
 from broker.egress.routes import Goal, goal_of, path_of
 from broker.egress.rules import Destination, canonical
 from broker.egress.tls import Tls
@@ -27,6 +27,7 @@ from broker.egress.visit import CHUNK_BYTES, MAX_HEAD_BYTES, Visit
 __all__ = ["MAX_HEAD_BYTES", "ended_here", "outgoing", "serve"]
 
 _HTTP_PORT: Final = 80
+_ENCODINGS: Final = b"accept-encoding"
 
 
 async def serve(visit: Visit, first: bytes) -> None:
@@ -78,7 +79,7 @@ async def _carried(visit: Visit, client: h11.Connection, request: h11.Request) -
     wanted, far = await visit.reach(goal.to.host, goal.to.port)
     try:
         server = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-        head = h11.Request(method=request.method, target=goal.path, headers=outgoing(list(request.headers), wanted))
+        head = h11.Request(method=request.method, target=goal.path, headers=_outgoing_to(request, goal, wanted))
         await far.send(server.send(head) or b"")
         await carry(visit, client, far, server, Tally(visit.meter, request.method, goal.path))
     finally:
@@ -130,6 +131,14 @@ async def ended_here(visit: Visit, host: Destination, early: bytes = b"") -> Non
     visit.inside = (session, host)
     await serve(visit, first)
     await session.leave()
+
+
+def _outgoing_to(request: h11.Request, goal: Goal, wanted: Destination) -> Headers:
+    headers = outgoing(list(request.headers), wanted)
+    if not models_path(goal.path):
+        return headers
+    # A packed answer can't be read, and says nothing by its size.
+    return [*(pair for pair in headers if pair[0].lower() != _ENCODINGS), (_ENCODINGS, b"identity")]
 
 
 def outgoing(headers: Headers, wanted: Destination) -> Headers:

@@ -39,7 +39,11 @@ _PARTS: Final = frozenset({b"range", b"if-range"})
 #: Some hosts take the method or the path from these; what the broker has allowed is the request's first line.
 _OTHERWISE: Final = frozenset(
     {b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-original-url", b"x-rewrite-url"}
+    | {b"x-original-method", b"x-forwarded-method", b"x-original-uri", b"x-forwarded-uri", b"x-override-url"}
+    | {b"x-original-path", b"x-forwarded-path", b"x-http-path-override"}
 )
+#: Many servers read an underscore as the hyphen, and some whatever is no letter and no digit.
+_AS_READ: Final = bytes(code if chr(code).isalnum() and code < 128 else ord("-") for code in range(256))
 #: A body that a value may go into is read whole first.
 MAX_FIELD_BODY_BYTES: Final = 1 << 20
 _BODY: Final = frozenset({b"content-length", b"transfer-encoding", b"expect"})
@@ -129,9 +133,10 @@ async def _send(
     path, body, chain = draft.path, None, draft.chain
     if leave.fields and not models_path(path):
         path = in_target(path, leave.fields)
-        kind = body_kind(next((value for name, value in request.headers if name == b"content-type"), b""), leave.fields)
+        kind = body_kind([value for name, value in request.headers if name == b"content-type"], leave.fields)
         if kind:
             body = in_body(await collected(visit, client, MAX_FIELD_BODY_BYTES), kind, leave.fields)
+            visit.gate.sized(len(body), leave.body_bytes)
     out = draft.finish(path, leave, None if body is None else len(body), secret=mask is not None)
     server = chain.server
     if body is not None:
@@ -151,14 +156,13 @@ def dressed(headers: Headers, host: Destination, names: Sequence[bytes], *, secr
 
     ``secret``: the request carries one, so that its answer has to come whole.
     """
-    # Many servers read an underscore as the hyphen.
     taken = {name.lower() for name in names} | {_ENCODINGS} | (_PARTS | _OTHERWISE if secret else frozenset())
-    own = [(name, value) for name, value in passed(headers) if name.lower().replace(b"_", b"-") not in taken]
+    own = [(name, value) for name, value in passed(headers) if name.lower().translate(_AS_READ) not in taken]
     return [(b"host", host.host_header(_HTTPS_PORT).encode("ascii")), *own, (_ENCODINGS, b"identity")]
 
 
 def _keys(visit: Visit, request: h11.Request) -> Keys:
-    if request.method in _ECHOING:
+    if request.method.upper() in _ECHOING:
         raise BadRequestError("this method has no place where a secret is sent")
     if visit.access is None or visit.access.keys.closed:
         raise SecretRefusedError("denied")

@@ -231,11 +231,15 @@ def _late(answer: asyncio.Future[dict[str, Json]]) -> None:
 def _leave(held: Sequence[Held]) -> Leave:
     values = {one.name: one.value for one in held}
     # With a user's name before it, the value's base64 form is another one.
-    texts = {f"{one.name}:sent": one.text.split(b" ")[-1] for one in held}
+    texts = {f"{one.name}:sent": _sent(one) for one in held}
     others = {name: text for name, text in texts.items() if text not in values.values()}
     headers = tuple((one.header, one.text) for one in held if not one.field)
     fields = tuple(Field(one.name, one.field, one.text) for one in held if one.field)
     return Leave(headers, Veil(values | others), fields)
+
+
+def _sent(one: Held) -> bytes:
+    return Field(one.name, one.field, one.text).sent if one.field else one.text.split(b" ")[-1]
 
 
 def _bound(reply: dict[str, Json], name: str) -> int | None:

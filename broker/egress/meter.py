@@ -1,28 +1,25 @@
 """What an attempt's requests cost: how many there were, and the tokens that model APIs say they took, by model.
 
 Made by the door; each request that passes in plain text has a tally of its own. Must never hold back or keep more of an
-answer than the start of its account, and never take a missing account for nothing: such an answer is counted as
-unknown, with its size.
+answer than the start of its account (accounts.py), and never take a missing account for nothing: such an answer is
+counted as unknown, with its size and its request's, and so is one that never came.
 
-An account is the object under ``"usage"`` in JSON or in an event of a stream. A quote inside a JSON string is escaped,
-so what a model writes can't be taken for one; of several the largest figures count, because streams repeat and grow
-them, and an object that a host gives back must not make them smaller.
-
-Source: the OpenAI API (chat completions, responses, embeddings: prompt_tokens, completion_tokens, input_tokens,
-output_tokens, stream_options.include_usage) and the Anthropic Messages API (message_start, message_delta, and input
-that was written to or read from a cache, which input_tokens leaves out).
+Source: the OpenAI and the Anthropic API, for the paths and for what ends a stream (stream_options.include_usage); the
+Gemini, Bedrock and Ollama APIs for the paths alone: their accounts are not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
+import posixpath
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Final
+from urllib.parse import unquote
+
+from broker.egress.accounts import Reader
 
 __all__ = ["Count", "Meter", "Tally", "Usage", "models_path"]
 
@@ -30,23 +27,22 @@ __all__ = ["Count", "Meter", "Tally", "Usage", "models_path"]
 REPORT_EVERY_S: Final = 0.1
 #: Models of one attempt that are told apart between two reports; a job names as many as it likes.
 _MOST_MODELS: Final = 16
-#: They begin with plain text, which is found fast; what may stand before is looked at afterwards.
-_ACCOUNT: Final = re.compile(rb'"usage"\s{0,16}:\s{0,16}(?=\{)')
-_MODEL: Final = re.compile(rb'"model"\s{0,16}:\s{0,16}"([!#-\[\]-~]{1,128})"')
-_BEFORE_A_KEY: Final = frozenset(b"{, \t\r\n")
-#: Longest account that is read, and the most of them in what comes at once.
-_ACCOUNT_BYTES: Final = 4096
-_MOST_ACCOUNTS: Final = 256
-#: The start of an account, or of a model's name, that the next part may go on with.
-_OPEN_BYTES: Final = 256
-_MOST_TOKENS: Final = 10**12
-_IN: Final = ("prompt_tokens", "input_tokens")
-_BESIDE: Final = ("cache_creation_input_tokens", "cache_read_input_tokens")
-_OUT: Final = ("completion_tokens", "output_tokens")
-_MODEL_PATHS: Final = re.compile(r"/(chat/completions|completions|messages|responses|embeddings)/?(\?.*)?")
+#: More than any sum that is told: beyond it a number has no portable form, and a host says what it likes.
+_MOST_SUM: Final = 2**53
+_MODEL_PATHS: Final = re.compile(
+    r"/(chat/completions|completions|messages|responses|embeddings|api/chat|api/generate)"
+    r"|/model/[^/]+/(converse|invoke)|:(stream)?generatecontent"
+)
+#: They count, and make nothing.
+_COUNTING: Final = re.compile(r"[A-Za-z0-9/_-]*/(messages/count_tokens|responses/input_tokens)(\?.*)?")
+_PARAMETER: Final = re.compile(r";[^/]*")
+_PLAIN_PATH: Final = re.compile(r"[a-z0-9_-]*(?:/[a-z0-9_-]+)*")
+#: Forms within forms of a path that are looked through.
+_MOST_FORMS: Final = 4
+#: They ask for nothing to be made.
+_READING: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"DELETE"})
 _EVENTS: Final = b"text/event-stream"
 _OK: Final = range(200, 300)
-_DECODER: Final = json.JSONDecoder()
 
 
 @dataclass(slots=True)
@@ -73,8 +69,9 @@ class Usage:
 class Count:
     """What was used with one model ("": none was named). ``unknown``: answers of a model without an account.
 
-    ``unknown_bytes``: the size of those answers. ``same``: how many equal requests to models came in a row, up to the
-    last one; 0: it was not as the one before.
+    ``unknown_bytes``: the size of those answers. ``unknown_sent_bytes``: of their requests, where not even what went in
+    was told. ``same``: how many equal requests to models came in a row, up to the last one; 0: it was not as the one
+    before, or none was made.
     """
 
     requests: int = 0
@@ -83,20 +80,29 @@ class Count:
     unknown: int = 0
     unknown_bytes: int = 0
     same: int = 0
+    unknown_sent_bytes: int = 0
 
     def add(self, other: Count) -> None:
         """Take another count in."""
         self.requests += other.requests
-        self.tokens_in += other.tokens_in
-        self.tokens_out += other.tokens_out
+        self.tokens_in = min(self.tokens_in + other.tokens_in, _MOST_SUM)
+        self.tokens_out = min(self.tokens_out + other.tokens_out, _MOST_SUM)
         self.unknown += other.unknown
         self.unknown_bytes += other.unknown_bytes
+        self.unknown_sent_bytes += other.unknown_sent_bytes
         self.same = max(self.same, other.same)
 
 
 def models_path(path: str) -> bool:
-    """Return whether a request's path is one of a model's API."""
-    return _MODEL_PATHS.search(path) is not None
+    """Return whether a request's path is one of a model's API, as any host may read it."""
+    form = path.partition("?")[0].lower()
+    if not _PLAIN_PATH.fullmatch(form):
+        for _ in range(_MOST_FORMS):
+            if _MODEL_PATHS.search(form) is not None:
+                return True
+            form = unquote(form).lower().replace("\\", "/")
+        form = posixpath.normpath(_PARAMETER.sub("", form))
+    return _MODEL_PATHS.search(form) is not None
 
 
 class Meter:
@@ -115,8 +121,8 @@ class Meter:
         """Add what one request took; it is told at once, or with others a moment later."""
         usage = self._usage
         usage.requests += count.requests
-        usage.tokens_in += count.tokens_in
-        usage.tokens_out += count.tokens_out
+        usage.tokens_in = min(usage.tokens_in + count.tokens_in, _MOST_SUM)
+        usage.tokens_out = min(usage.tokens_out + count.tokens_out, _MOST_SUM)
         usage.unknown += count.unknown
         if model not in self._open and len(self._open) >= _MOST_MODELS:
             model = ""
@@ -155,96 +161,58 @@ class Tally:
 
     def __init__(self, meter: Meter, method: bytes, path: str) -> None:
         self._meter = meter
-        self._asks = method == b"POST"
-        #: "": the path is none of a model's.
-        self._place = found[1] if (found := _MODEL_PATHS.search(path)) is not None else ""
+        asks = method.upper() not in _READING
+        self._asks, self._of_model = asks, models_path(path) and not _COUNTING.fullmatch(path)
         #: What is asked of a model, path and body: the same again and again is a loop (node_agent/kernel/loops.py).
-        self._asked = hashlib.sha256(path.encode("utf-8", "replace")) if self._asks and self._place else None
-        self._reads = self._owed = False
-        self._kept = b""
-        self._tokens = (0, 0)
-        self._accounts = 0
-        self._awaited = 1
-        self._spoiled = False
-        self._bytes = 0
-        self.model = ""
+        self._asked = hashlib.sha256(path.encode("utf-8", "replace")) if asks and self._of_model else None
+        #: A model that was asked works, also if its answer never comes.
+        self._owed = self._asked is not None
+        self._reader: Reader | None = None
+        self._events = False
+        self._sent = self._bytes = 0
+
+    @property
+    def model(self) -> str:
+        """The model that the answer names, "" if none."""
+        return "" if self._reader is None else self._reader.model
 
     def head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Look at an answer's head: is there an account to come?"""
         named = {name.lower(): value.strip().lower() for name, value in headers}
         kind = named.get(b"content-type", b"").partition(b";")[0].strip()
-        events = kind == _EVENTS
-        readable = events or kind == b"application/json" or kind.endswith(b"+json")
-        self._reads = readable and named.get(b"content-encoding", b"identity") in (b"", b"identity")
-        self._owed = self._asks and status in _OK and (events or bool(self._place))
-        # A stream of messages begins with one and ends with another; the rest is in an answer's last words.
-        self._awaited = 2 if events and self._place == "messages" else 1
+        self._events = kind == _EVENTS
+        readable = self._events or kind == b"application/json" or kind.endswith(b"+json")
+        if readable and named.get(b"content-encoding", b"identity") in (b"", b"identity"):
+            self._reader = Reader(events=self._events)
+        # A stream tells what was made for it, also if it is one of an answer that was asked for before.
+        self._owed = status in _OK and (self._asked is not None or (self._events and (self._asks or self._of_model)))
 
     def sent(self, data: bytes) -> None:
         """Look at a part of the request's body."""
         if self._asked is not None:
             self._asked.update(data)
+        self._sent += len(data)
 
     def feed(self, data: bytes) -> None:
         """Look at a part of an answer's body as the host sent it."""
         self._bytes += len(data)
-        if not self._reads:
-            return
-        text = self._kept + data if self._kept else data
-        if not self.model:
-            named = next((match for match in islice(_MODEL.finditer(text), _MOST_ACCOUNTS) if _is_key(match)), None)
-            self.model = "" if named is None else named[1].decode("ascii")
-        self._kept = self._searched(text)
-
-    def _searched(self, text: bytes) -> bytes:
-        """Read the accounts in a text; return its end, where another one may begin."""
-        done = 0
-        found = 0
-        for match in islice(_ACCOUNT.finditer(text), _MOST_ACCOUNTS):
-            found += 1
-            if match.end() < done or not _is_key(match):
-                continue
-            account, done = _object_at(text, match.end())
-            if account is not None:
-                self._take(account)
-            elif done > len(text):
-                # It goes on in the next part, and what stands before tells that it is a key.
-                return text[match.start() - 1 :]
-        self._spoiled = self._spoiled or found == _MOST_ACCOUNTS
-        # Not what was read already: it would be read again.
-        return text[max(done, len(text) - _OPEN_BYTES) :]
+        if self._reader is not None:
+            self._reader.feed(data)
 
     def end(self, *, whole: bool) -> None:
         """The answer is over. ``whole``: all of it came, so that no other account can follow."""
-        count = Count(1, *self._tokens)
-        if self._spoiled or (self._owed and (not self._accounts or (self._accounts < self._awaited and not whole))):
+        reader = self._reader
+        tokens_in, tokens_out = (0, 0) if reader is None else reader.tokens
+        count = Count(1, tokens_in, tokens_out)
+        if self._owed and not (reader is not None and _told(reader, whole=whole, events=self._events)):
             count.unknown, count.unknown_bytes = 1, self._bytes
+            count.unknown_sent_bytes = 0 if tokens_in else self._sent
         if self._asked is not None:
             count.same = self._meter.repeated(self._asked.digest())
         self._meter.count(self.model, count)
 
-    def _take(self, account: dict[str, object]) -> None:
-        numbers = {name: value for name, value in account.items() if type(value) is int and 0 <= value <= _MOST_TOKENS}
-        found_in = max((numbers[name] for name in _IN if name in numbers), default=None)
-        found_out = max((numbers[name] for name in _OUT if name in numbers), default=None)
-        if found_in is None and found_out is None:
-            return
-        whole_in = (found_in or 0) + sum(numbers.get(name, 0) for name in _BESIDE)
-        self._accounts += 1
-        before_in, before_out = self._tokens
-        self._tokens = max(before_in, whole_in), max(before_out, found_out or 0)
 
-
-def _is_key(match: re.Match[bytes]) -> bool:
-    """Return whether what was found begins where a key may: not in the middle of a text."""
-    return match.start() > 0 and match.string[match.start() - 1] in _BEFORE_A_KEY
-
-
-def _object_at(text: bytes, at: int) -> tuple[dict[str, object] | None, int]:
-    """Return the object that begins there, and its end: beyond the text's if more of it has to come."""
-    part = text[at : at + _ACCOUNT_BYTES].decode("ascii", "replace")
-    try:
-        found, size = _DECODER.raw_decode(part)
-    except (ValueError, RecursionError):
-        return None, len(text) + 1 if len(text) - at < _ACCOUNT_BYTES else at
-    return (found if isinstance(found, dict) else None), at + size
+def _told(reader: Reader, *, whole: bool, events: bool) -> bool:
+    """Return whether an answer has told all its tokens. Who leaves in the middle has heard a first account at most."""
+    ended = whole or (events and reader.finished)
+    return reader.accounts > 0 and ended and not reader.spoiled and not reader.missing

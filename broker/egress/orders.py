@@ -7,7 +7,8 @@ Called by both sides. Must never carry a name of a job's own making but the atte
                      for an attempt with proxied secrets · {"op": "close", "id", "attempt"}
     egress → agent   {"op": "hello", …state} · {"id", "refused"} · {"id", "usage"} ·
                      {"op": "denied", "attempt", "host", "port", "why"} · {"op": "metered", "attempt", "model",
-                     "requests", "tokens_in", "tokens_out", "unknown", "unknown_bytes"}, since the last such record
+                     "requests", "tokens_in", "tokens_out", "unknown", "unknown_bytes", "same", "unknown_sent_bytes"},
+                     since the last such record
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import os
 import socket
 import ssl
 import struct
+from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Final
 
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 _MAX_DOORS: Final = 4096
 _DOOR_FDS: Final = 2
 _MAX_FDS: Final = 3
+#: Answers that wait for an agent that does not read just now.
+_MOST_UNSENT: Final = 4096
 
 
 class Service:
@@ -111,6 +113,7 @@ class _Agent:
         self._uid = uid
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unsent: deque[bytes] = deque()
         end.setblocking(False)
         self._loop.add_reader(end, self._read)
 
@@ -119,6 +122,7 @@ class _Agent:
         if self._end.fileno() < 0:
             return
         self._loop.remove_reader(self._end)
+        self._loop.remove_writer(self._end)
         self._end.close()
         for door in tuple(self.doors.values()):
             door.close()
@@ -212,18 +216,18 @@ class _Agent:
 
     def _denied(self, attempt: str, host: str, port: int, why: str) -> None:
         record: dict[str, Json] = {"op": "denied", "attempt": attempt, "host": host, "port": port, "why": why}
-        with suppress(OSError):
-            self._end.send(codec.dump(record))
+        self._answer(record)
 
     def _metered(self, attempt: str, model: str, counts: dict[str, int]) -> bool:
-        """Report what an attempt used; False: the agent's line is full, and is tried again."""
-        try:
-            self._end.send(codec.dump({"op": "metered", "attempt": attempt, "model": model, **counts}))
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass  # the agent is gone, and with it whoever counts
-        return True
+        """Report what an attempt used; False: the agent's line is full, and is tried again.
+
+        The last words of a door that is closed wait like answers.
+        """
+        record: dict[str, Json] = {"op": "metered", "attempt": attempt, "model": model, **counts}
+        if attempt not in self.doors:
+            self._answer(record)
+            return True
+        return not self._unsent and self._sent(codec.dump(record))
 
     def _service_state(self) -> dict[str, Json]:
         state = self._service.state
@@ -231,11 +235,34 @@ class _Agent:
         return {**held, "pid": os.getpid(), "uid": state.uid, "landlock": state.landlock, "weak": state.weak(self._uid)}
 
     def _answer(self, record: dict[str, Json]) -> None:
-        """Answer the agent. One that can't be answered would wait for ever: it is left, and asks anew."""
+        """Answer the agent, when it reads again if its line is full: what jobs cause must not cost others their doors.
+
+        One that can't be answered would wait for ever: it is left, and asks anew.
+        """
+        data = codec.dump(record)
+        if self._end.fileno() < 0 or (not self._unsent and self._sent(data)):
+            return
+        self._unsent.append(data)
+        if len(self._unsent) > _MOST_UNSENT:
+            self.leave()
+        elif len(self._unsent) == 1:
+            self._loop.add_writer(self._end, self._send_rest)
+
+    def _send_rest(self) -> None:
+        while self._unsent and self._sent(self._unsent[0]):
+            self._unsent.popleft()
+        if not self._unsent and self._end.fileno() >= 0:
+            self._loop.remove_writer(self._end)
+
+    def _sent(self, data: bytes) -> bool:
+        """Send one record; False: the line is full. Whoever is gone hears nothing."""
         try:
-            self._end.send(codec.dump(record))
+            self._end.send(data)
+        except BlockingIOError:
+            return False
         except OSError:
             self.leave()
+        return True
 
 
 def _record(data: bytes) -> dict[str, Json]:

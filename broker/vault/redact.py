@@ -22,6 +22,11 @@ __all__ = ["MIN_FORM_BYTES", "Redactor", "forms", "open_end"]
 MIN_FORM_BYTES: Final = 6
 #: A line of a multi-line value (a key file) counts alone from this length on.
 MIN_LINE_BYTES: Final = 16
+#: What programs leave as it is: nothing; a path; a step of one and a path by RFC 3986; by the URL standard; what base64
+#: has, in part.
+_STEP: Final = "!$&'()*+,;=:@"
+_LEFT: Final = ("", "/", _STEP, f"{_STEP}/", f"{_STEP}/?[]|^%\\", "+", "=", "+=", "+/", "=/", "+/=")
+_HEX: Final = re.compile(r"%[0-9A-F]{2}")
 
 
 def forms(value: bytes) -> frozenset[bytes]:
@@ -32,9 +37,7 @@ def forms(value: bytes) -> frozenset[bytes]:
             text = encode(bytes(phase) + value)
             # Only characters that are the value's alone: at both ends one may hold a neighbour's bits too.
             found.add(text[(8 * phase + 5) // 6 : (8 * (phase + len(value))) // 6])
-    percent = urllib.parse.quote_from_bytes(value, safe="")
-    found |= {percent.encode(), re.sub(r"%[0-9A-F]{2}", lambda m: m[0].lower(), percent).encode()}
-    found |= {urllib.parse.quote_from_bytes(value).encode(), urllib.parse.quote_plus(value).encode()}
+    found |= _percent(value)
     try:
         text_form = value.decode()
     except UnicodeDecodeError:
@@ -47,6 +50,14 @@ def forms(value: bytes) -> frozenset[bytes]:
         found |= {text_form.encode("utf-16-le"), text_form.encode("utf-16-be")}
     found |= {line.strip() for line in value.split(b"\n") if len(line.strip()) >= MIN_LINE_BYTES}
     return frozenset(form for form in found if len(form) >= MIN_FORM_BYTES)
+
+
+def _percent(value: bytes) -> set[bytes]:
+    """Return its forms in addresses: programs differ in what they leave as it is there."""
+    texts = {urllib.parse.quote_from_bytes(value, safe=safe) for safe in _LEFT}
+    texts |= {urllib.parse.quote_plus(value), urllib.parse.quote_plus(value, safe="/")}
+    texts |= {_HEX.sub(lambda found: found[0].lower(), text) for text in texts}
+    return {form.encode() for text in texts for form in (text, html.escape(text))}
 
 
 def _in_json(form: bytes) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal
 
-from node_agent.containment import disks, freezing, glance
+from node_agent.containment import closing, disks, freezing, glance
 from node_agent.containment.cgroup import SlotGroup
 from node_agent.containment.ends import SEAT, deaf_to_rights, setup_error
 from node_agent.containment.errors import GroupError, ResultTooLarge, SetupError, SpawnError
@@ -72,6 +72,8 @@ class Attempt:
         self.seat: tuple[int, ...] = ()
         #: Whether the worker is known to have restricted itself: nothing of the job runs before.
         self.heard = False
+        #: Done once what ``close`` gave back is freed; None: at once.
+        self.closing: asyncio.Future[None] | None = None
         #: How many processes the attempt may have; 0 = not told.
         self.pids = 0
         #: Called for each OPEN by an attempt that reads its channel itself.
@@ -229,13 +231,15 @@ class Attempt:
 
     def close(self) -> None:
         """Give back the channel and the result; the pipes are the supervisor's. Idempotent."""
-        self.channel.close()
-        for fd in (*self.disks, *self.seat):
-            os.close(fd)
+        filled = [*self.disks, *(() if self._result_fd is None else (self._result_fd,))]
+        self.closing = closing.away(self.seat, filled, self.channel) or self.closing
         self.disks = self.seat = ()
-        if self._result_fd is not None:
-            os.close(self._result_fd)
-            self._result_fd = None
+        self._result_fd = None
+
+    async def freed(self) -> None:
+        """Return once all is freed that ``close`` gave back: until then what it had in memory counts as the slot's."""
+        if self.closing is not None:
+            await self.closing
 
     def _strike(self) -> None:
         if self._group is not None:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from node_agent.containment import closing
 from node_agent.containment.attempts import PROOF_TIMEOUT_S, Attempt
 from node_agent.containment.cgroup import SlotGroup
 from node_agent.containment.ends import Ends
@@ -38,6 +39,8 @@ LONGEST_LIFE_S: Final = 300.0
 #: How long a worker may take to leave, and to take its next attempt.
 _LEAVE_S: Final = 0.25
 _ANSWER_S: Final = 5.0
+#: So long nothing is heard of a job that asked for sessions more often than it may.
+_REST_S: Final = 0.05
 #: More than any word of a worker has.
 _WORD_BYTES: Final = 64
 _RUNNING: Final = frames.pack(Op.RUNNING)
@@ -74,9 +77,7 @@ class _Worker:
 
     def close(self) -> None:
         """It is proved gone: give everything back."""
-        self.channel.close()
-        for fd in self.disks:
-            os.close(fd)
+        closing.away((), self.disks, self.channel)
         self.disks = ()
         self.release()
 
@@ -183,7 +184,14 @@ class ReusedAttempt(Attempt):
             self._loop.add_reader(self.channel.fileno(), self._words)
             self._listens = True
 
+    def _rest(self) -> None:
+        """Hear no word for a moment: a job that asks without end must not have the loop for it (attack 41)."""
+        self._deaf()
+        self._timers["words"] = self._loop.call_later(_REST_S, self._listen)
+
     def _deaf(self) -> None:
+        if (timer := self._timers.pop("words", None)) is not None:
+            timer.cancel()
         if self._listens:
             self._loop.remove_reader(self.channel.fileno())
             self._listens = False
@@ -212,7 +220,8 @@ class ReusedAttempt(Attempt):
         elif self._running and len(word) > 1 and word[0] == Op.DONE and word[2:] == self._turn:
             self._done(word[1])
         elif self._running and word == _OPEN and self.on_open is not None:
-            self.on_open()
+            if self.on_open() is False:
+                self._rest()
         else:
             self._dismiss()
 

@@ -48,6 +48,8 @@ class Member:
     waits: bool = True
     #: An order for it is under way.
     busy: bool = False
+    #: Somebody was told that a model of its has no price.
+    unpriced: bool = False
     ended_s: float | None = None
 
 

@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +34,7 @@ from runner.wire import codec
 from runner.wire.calls import ErrorCode
 from runner.wire.codec import Json
 from runner.wire.command import Command
+from runner.wire.envelope import Domain
 from runner.wire.event import EventType
 from runner.wire.receipt import PauseReceipt
 
@@ -51,6 +53,7 @@ KEEP_MS: Final = 7 * 86_400_000
 LOOK_S: Final = 0.5
 _LOOKS_PER_S: Final = 10.0
 _MOST_TEXT: Final = 512
+_MOST_USED: Final = 4096
 WAIT_S: Final = 25.0
 
 
@@ -110,6 +113,8 @@ class Approvals:
         self._paces: dict[str, Pace] = {}
         #: Commands that were answered, and questions whose time was said to be over.
         self._told: dict[str, set[str]] = {}
+        #: Words that a call of this boot was let through by, by their ids: the store may forget that they were used.
+        self._used: OrderedDict[str, None] = OrderedDict()
         self._lifting: set[asyncio.Task[PauseReceipt]] = set()
 
     async def decided(
@@ -124,8 +129,10 @@ class Approvals:
         base = _digest(action, resource, facts)
         text = json.dumps(
             {
+                "job": caller.job,
+                "ask": base,
                 "action": action,
-                "resource": resource[:_MOST_TEXT],
+                "resource": _short(resource),
                 "rule": verdict.rule,
                 "why": verdict.reason,
                 "policy": verdict.policy,
@@ -149,8 +156,15 @@ class Approvals:
     async def use(self, yes: Yes) -> bool:
         """Use an approval up; False if another call has. Raises CallError(UNAVAILABLE)."""
         document: dict[str, object] = {"op": "use", "base": yes.base, "era": yes.era, "job": yes.job}
+        if yes.word.id in self._used:
+            return False
         (first,) = await self._calls.run("ask", self._keys(yes.job, yes.tenant), document)
-        return first == 1
+        if first != 1 or yes.word.id in self._used:
+            return False
+        self._used[yes.word.id] = None
+        while len(self._used) > _MOST_USED:
+            self._used.popitem(last=False)
+        return True
 
     def ended(self, attempt: str) -> None:
         """An attempt is over: nothing of it waits."""
@@ -173,6 +187,8 @@ class Approvals:
             "op": "park",
             "base": base,
             "text": text,
+            # Whoever decides reads this: it has to be what a node saw, not what somebody put into the store.
+            "sig": self._desk.notary.signer.sign(Domain.QUESTION, text.encode()),
             "timeout": round(ask.timeout_s * 1000),
             "keep": KEEP_MS,
             "most": MOST,
@@ -186,7 +202,8 @@ class Approvals:
         return _Stand(
             int(era),
             self._word(caller, word, f"{base}.{era}"),
-            (int(expires) - int(at)) / 1000,
+            # The store's word alone makes nobody wait longer than policy says.
+            min((int(expires) - int(at)) / 1000, ask.timeout_s),
             is_new == "1",
         )
 
@@ -228,6 +245,7 @@ class Approvals:
     ) -> _Stand:
         loop = asyncio.get_running_loop()
         until_s = None if longest_s is None else loop.time() + longest_s
+        over_s = loop.time() + ask.timeout_s
         while True:
             try:
                 stand = await self._look(caller, base, text, ask)
@@ -236,7 +254,7 @@ class Approvals:
                 if error.error is not ErrorCode.UNAVAILABLE or until_s is not None:
                     raise
             else:
-                if stand.word is not None or stand.left_s <= 0:
+                if stand.word is not None or stand.left_s <= 0 or loop.time() >= over_s:
                     return stand
             if caller.run.stopping or caller.run.proved.done() or gone.is_set():
                 raise CallError(ErrorCode.ENDED, "this attempt ends")
@@ -295,6 +313,12 @@ class Approvals:
             return
         event = self._desk.notary.event(kind, job=caller.job, attempt=caller.run.attempt, detail=facts)
         self._desk.emit(caller.tenant, event)
+
+
+def _short(resource: str) -> str:
+    """Return what a person is shown of a name; what is left out is said, for it may be what matters."""
+    left = len(resource) - _MOST_TEXT
+    return resource if left <= 0 else f"{resource[: _MOST_TEXT - 40]}… and {left + 40} characters more"
 
 
 def _digest(action: str, resource: str, facts: Mapping[str, Json]) -> str:

@@ -30,7 +30,9 @@ Ring: TypeAlias = "Mapping[str, bytes]"
 
 #: One read waits so long, in milliseconds: below the connection's own bound.
 _BLOCK_MS: Final = 5000
-_COUNT: Final = 64
+_COUNT: Final = 16
+#: After each full read, in seconds: hundreds of rings a second are heard, each may cost two signatures.
+_PACE_S: Final = 0.02
 BACKOFF_S: Final = (0.05, 2.0)
 #: As mail.lua has them.
 LIFE_S: Final = 3600
@@ -66,16 +68,24 @@ class Bell:
     async def ring(self, node: str, kind: str, word: bytes, signature: str) -> None:
         """Hand a signed record to a node. Raises CallError(UNAVAILABLE)."""
         key = self._keys.bell(node)
-        fields = {"kind": kind, "word": word, "sig": signature}
+        fields: dict[str, str | bytes] = {"kind": kind, "word": word, "sig": signature}
         try:
             async with asyncio.timeout(WAIT_S):
-                pipe = self._redis.pipeline(transaction=False)
-                pipe.xadd(key, fields, maxlen=MOST, approximate=True)  # type: ignore[arg-type]  # redis' own field type is invariant
-                pipe.expire(key, LIFE_S)
-                await pipe.execute()
+                try:
+                    await self._add(key, fields)
+                except ResponseError:
+                    # It is no stream, or one that has no ids left: nobody could ring there any more.
+                    await self._redis.delete(key)
+                    await self._add(key, fields)
         except (RedisError, TimeoutError, OSError) as error:
             why = f"the store does not answer ({type(error).__name__}); ask again"
             raise CallError(ErrorCode.UNAVAILABLE, why) from None
+
+    async def _add(self, key: str, fields: Mapping[str, str | bytes]) -> None:
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.xadd(key, fields, maxlen=MOST, approximate=True)  # type: ignore[arg-type]  # redis' own field type is invariant
+        pipe.expire(key, LIFE_S)
+        await pipe.execute()
 
     async def _listen(self) -> None:
         after, wait_s = "0", BACKOFF_S[0]
@@ -95,6 +105,9 @@ class Bell:
         found = await self._redis.xread({key: after}, count=_COUNT, block=_BLOCK_MS)
         rows = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes] | None]]]]", found or [])
         for _, entries in rows:
+            if len(entries) == _COUNT:
+                # Whoever rings without end has a share of this loop, and not all of it.
+                await asyncio.sleep(_PACE_S)
             for entry, fields in entries:
                 after = entry.decode("ascii")
                 if int(after.partition("-")[0]) > now_ms() + _AHEAD_MS:

@@ -132,16 +132,26 @@ class Budgets:
         account, member = found
         account.charge("requests", told.requests)
         # Of an answer that does not say its tokens, each byte counts as one: it has not more of them.
+        inward = told.tokens_in + told.unknown_sent_bytes
         outward = told.tokens_out + told.unknown_bytes
-        account.charge("tokens", told.tokens_in + outward)
+        account.charge("tokens", inward + outward)
         bound = member.budget.bounds.get("cost_usd")
-        if bound is not None and (told.tokens_in or outward):
-            cost = self._prices.cost_usd(told.model, told.tokens_in, outward)
-            if cost is None:
-                log.warning("a model has no price", extra={"model": told.model, "attempt": told.attempt})
-                cost = max(bound * _ALL, _ALL - 1)
-            account.charge("cost_usd", cost)
+        if bound is not None and (inward or outward):
+            account.charge("cost_usd", self._cost(told, member, bound, inward, outward))
         self._wake()
+
+    def _cost(self, told: Metered, member: Member, bound: float, inward: int, outward: int) -> float:
+        cost = self._prices.cost_usd(told.model, inward, outward)
+        if cost is None and not (told.model or told.tokens_in or outward):
+            # Its answer never came, so that nobody named the model: as if it were the dearest.
+            cost = self._prices.most_usd(inward, outward)
+        if cost is None:
+            if not member.unpriced:
+                # Once: who answers the job says what it likes, as often as it likes.
+                log.warning("a model has no price", extra={"model": told.model, "attempt": told.attempt})
+            member.unpriced = True
+            cost = max(bound * _ALL, _ALL - 1)
+        return cost
 
     async def spend(self, caller: Caller, unit: str, amount: float = 1.0) -> None:
         """Charge before something is done, and return once there was room for it. Raises CallError(ENDED)."""
@@ -251,7 +261,8 @@ class Budgets:
         self._answer(account, members)
         for member in members:
             over = account.over(member.budget)
-            if over is not None:
+            # After a no there is nothing left to decide.
+            if over is not None and account.denied is None:
                 await self._tell_hit(account, member, over)
 
     def _act(self, account: Account, member: Member, over: Over | None) -> None:

@@ -19,6 +19,9 @@ __all__ = ["BudgetStore"]
 
 #: What the script says of a budget that holds more than any does.
 _CROWDED: Final = "!"
+#: Words that are looked at in one look: each costs a signature, and the loop is everybody's.
+_MOST_NEW: Final = 16
+_MOST_VOID: Final = 8192
 
 
 class BudgetStore:
@@ -62,12 +65,13 @@ class BudgetStore:
         return first == 1
 
     def _read(self, account: Account, table: Mapping[str, str]) -> None:
+        # A word counts from when it was read, whatever the store forgets: else a no could be taken back.
         texts = {name[2:]: text for name, text in table.items() if name.startswith("w:")}
-        for gone in account.words.keys() - texts.keys():
-            del account.words[gone]
-        for command_id, text in texts.items():
-            if command_id in account.words or command_id in account.void:
-                continue
+        if len(account.void) > _MOST_VOID:
+            account.void.clear()
+        new = [command_id for command_id in texts if command_id not in account.words and command_id not in account.void]
+        for command_id in new[:_MOST_NEW]:
+            text = texts[command_id]
             word = self._words.read(text, account.tenant)
             if word is None or (word.id, word.budget, word.selector.value) != (command_id, account.key, account.tenant):
                 account.void.add(command_id)

@@ -201,6 +201,11 @@ class Channel:
         if self._bucket is not None:
             self._bucket.charge(calls)
 
+    def worked(self, took_s: float) -> None:
+        """A call that waits went on: it costs as many calls as it took of the loop's time."""
+        self.charge(took_s / CALL_S)
+        self._exchange.rota.worked(took_s)
+
     def step(self) -> bool:
         """Handle one call of one session; without a call left in the bucket, all of them wait unread."""
         if self._bucket is None or self._closed:

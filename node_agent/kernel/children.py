@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from node_agent.dependencies import Ended
 from node_agent.kernel.caller import Caller
-from node_agent.kernel.endwatch import EndWatch, bounded
+from node_agent.kernel.endwatch import MISUSED, EndWatch, bounded, states_of
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.seams import Around
 from node_agent.kernel.table import Entry
@@ -306,9 +306,9 @@ class Children:
         if not 0 <= ask.timeout_s <= MAX_WAIT_S:
             raise CallError(ErrorCode.BAD_REQUEST, f"timeout_s is 0 to {MAX_WAIT_S:g} seconds")
         digest = await self._own(caller, ask.job)
-        stored = cast("bytes | None", await bounded(self._redis.hget(self._keys.job(ask.job), "rf_state")))
+        (stored,) = cast("list[str | None]", await bounded(states_of(self._redis, self._keys, [ask.job])))
         try:
-            if (stored or b"").decode("utf-8", "replace") not in END_STATES:
+            if stored not in END_STATES:
                 async with asyncio.timeout(ask.timeout_s):
                     await self._watch.ended(ask.job)
         except TimeoutError:
@@ -324,12 +324,14 @@ class Children:
 
     async def _status(self, caller: Caller, ask: JobAsk) -> Json:
         await self._own(caller, ask.job)
-        found = await bounded(self._redis.hmget(self._keys.job(ask.job), ["rf_state", "rf_attempt"]))
-        state, attempt = cast("list[bytes | None]", found)
+        (state,) = cast("list[str | None]", await bounded(states_of(self._redis, self._keys, [ask.job])))
+        if state == MISUSED:
+            raise CallError(ErrorCode.FAULT, f"the store holds nonsense where the state of {ask.job} should be")
+        attempt = cast("bytes | None", await bounded(self._redis.hget(self._keys.job(ask.job), "rf_attempt")))
         if state is None:
             raise CallError(ErrorCode.NOT_FOUND, f"the store holds no job {ask.job} any more")
-        number = int(attempt) if attempt is not None and attempt.isdigit() else 0
-        return {"job": ask.job, "state": state.decode("utf-8", "replace"), "attempt": number}
+        number = int(attempt) if attempt is not None and attempt.isdigit() and len(attempt) <= _MOST_DIGITS else 0
+        return {"job": ask.job, "state": state, "attempt": number}
 
     async def _own(self, caller: Caller, job: str) -> str:
         """Make sure that this job, or one that it started, started ``job``; return the hash of that, "" if unknown."""

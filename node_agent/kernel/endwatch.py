@@ -6,7 +6,7 @@ Called by child jobs (job.wait). Must never take a stored state for more than a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from itertools import islice
 from typing import Final, cast
 
@@ -20,12 +20,15 @@ from runner.wire.calls import ErrorCode
 from runner.wire.keys import Keys
 from runner.wire.states import END_STATES
 
-__all__ = ["EndWatch", "bounded", "is_misused", "shown_as"]
+__all__ = ["MISUSED", "EndWatch", "bounded", "states_of"]
 
 #: Each wait for the store, in seconds.
 STORE_S: Final = 2.0
 #: How often the jobs that somebody waits for are looked at, in seconds: more often at first.
 LOOK_S: Final = (0.02, 0.25)
+#: What stands where a state should, and is none: nobody but who writes the store wrongly did that.
+MISUSED: Final = "?"
+_MOST_STATE: Final = 32
 #: Most jobs of one look.
 MOST_JOBS: Final = 256
 
@@ -61,19 +64,16 @@ class EndWatch:
                 pause_s = LOOK_S[0]
             count = len(self._watched)
             jobs = list(islice(self._watched, MOST_JOBS))
-            pipe = self._redis.pipeline(transaction=False)
-            for job in jobs:
-                pipe.hget(self._keys.job(job), "rf_state")
             try:
                 async with asyncio.timeout(STORE_S):
-                    states = cast("list[object]", await pipe.execute(raise_on_error=False))
+                    states = await states_of(self._redis, self._keys, jobs)
             except (RedisError, TimeoutError):
                 # Whoever waits has a time of its own.
                 await asyncio.sleep(LOOK_S[1])
                 continue
             for job, state in zip(jobs, states, strict=True):
                 waiters = self._watched.pop(job, [])
-                if state is None or is_misused(state) or shown_as(state) in END_STATES:
+                if state in {None, MISUSED} or state in END_STATES:
                     for waiter in waiters:
                         if not waiter.done():
                             waiter.set_result(None)
@@ -89,17 +89,34 @@ class EndWatch:
             await end_all((self._watch,))
 
 
-def is_misused(answer: object) -> bool:
-    """Whether a pipeline's answer says that the key has another type: nobody but who writes the store wrongly did that.
+async def states_of(redis: Redis, keys: Keys, jobs: Sequence[str]) -> list[str | None]:
+    """Return the stored states of jobs; None: there is no such job, MISUSED: what stands there is no state.
 
-    It ends the look at this one job, and holds up none at others.
+    A tenant may write what it likes into its own jobs' hashes: what no state can be is not even fetched. Raises
+    RedisError.
     """
-    return isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE")
+    pipe = redis.pipeline(transaction=False)
+    for job in jobs:
+        pipe.hstrlen(keys.job(job), "rf_state")
+    sizes = _readable(await pipe.execute(raise_on_error=False))
+    asked = [job for job, size in zip(jobs, sizes, strict=True) if isinstance(size, int) and size <= _MOST_STATE]
+    for job in asked:
+        pipe.hget(keys.job(job), "rf_state")
+    found = dict(zip(asked, _readable(await pipe.execute(raise_on_error=False)), strict=True))
+    states = (found.get(job, MISUSED) for job in jobs)
+    return [state.decode("utf-8", "replace") if isinstance(state, bytes) else _misused(state) for state in states]
 
 
-def shown_as(answer: object) -> str:
-    """Return a state in the store as text; nothing if that could not be read."""
-    return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else ""
+def _misused(answer: object) -> str | None:
+    return None if answer is None else MISUSED
+
+
+def _readable(answers: list[object]) -> list[object]:
+    """Return a pipeline's answers. Raises RedisError: one of them is about the store, not about the type of its key."""
+    for answer in answers:
+        if isinstance(answer, Exception) and not str(answer).startswith("WRONGTYPE"):
+            raise answer
+    return answers
 
 
 async def bounded(call: Awaitable[object] | object) -> object:

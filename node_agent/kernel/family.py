@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from node_agent.cancelling import end_all
 from node_agent.dependencies import Ended
-from node_agent.kernel.endwatch import is_misused
+from node_agent.kernel.endwatch import MISUSED, states_of
 from node_agent.kernel.seams import Around
 from node_agent.run import KillOrder, Run, now_ms
 from node_agent.spread import spread
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 NOTICE: Final = b"tree"
 _NOTICE_MS: Final = 2 * 3_600_000
 BACKOFF_S: Final = (0.05, 2.0)
+_KILLED: Final = (State.KILLED, State.KILLING, MISUSED)
 #: Each wait for the store, in seconds.
 STORE_S: Final = 2.0
 
@@ -51,7 +52,7 @@ class Family:
         One that was killed in its lane was looked at by nobody; an earlier attempt of it may have.
         """
         if run.attempt > 0 if run.spec is None else run.spec.grants.spawn is not None:
-            task = asyncio.get_running_loop().create_task(self._tell(run.job_id))
+            task = asyncio.get_running_loop().create_task(self._tell(run.job_id, sure=run.spec is not None))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -78,26 +79,24 @@ class Family:
         """
         keys, wait_s = self._around.keys, BACKOFF_S[0]
         while not given_up():
-            pipe = self._around.redis.pipeline(transaction=False)
-            for job in spec.ancestors:
-                pipe.exists(keys.tombstone(job))
-                pipe.hget(keys.job(job), "rf_state")
             try:
                 async with asyncio.timeout(STORE_S):
-                    found = _readable(cast("list[object]", await pipe.execute(raise_on_error=False)))
+                    tombs = [await self._around.redis.exists(keys.tombstone(job)) for job in spec.ancestors]
+                    states = await states_of(self._around.redis, keys, spec.ancestors)
             except (RedisError, TimeoutError):
                 await asyncio.sleep(spread(wait_s))
                 wait_s = min(2 * wait_s, BACKOFF_S[1])
                 continue
-            above = zip(spec.ancestors, found[::2], found[1::2], strict=True)
-            # A key that is no job's hash does not say that the job may go on.
-            return next((job for job, tomb, state in above if tomb or _may_be_killed(state)), "")
+            above = zip(spec.ancestors, tombs, states, strict=True)
+            # What is no state does not say that the job may go on.
+            return next((job for job, tomb, state in above if tomb or state in _KILLED), "")
         return ""
 
-    async def _tell(self, job: str) -> None:
+    async def _tell(self, job: str, *, sure: bool) -> None:
+        """Tell every node. Not ``sure``: if the store shows that it started others; no more is known of it."""
         keys, redis = self._around.keys, self._around.redis
         try:
-            if await redis.exists(keys.kids(job)):
+            if sure or await redis.exists(keys.kids(job)):
                 fields = {"why": NOTICE, "job": job, "command": b"", "sig": b""}
                 least = str(now_ms() - _NOTICE_MS)
                 await redis.xadd(keys.control(), cast("dict[bytes | str, bytes | str]", fields), minid=least)  # type: ignore[arg-type] # redis-py's own types are invariant
@@ -106,18 +105,6 @@ class Family:
 
     async def _stop(self) -> None:
         await end_all(self._tasks)
-
-
-def _readable(found: list[object]) -> list[object]:
-    """Return the answers. Raises RedisError: one of them is about the store, not about its key."""
-    for one in found:
-        if isinstance(one, Exception) and not is_misused(one):
-            raise one
-    return found
-
-
-def _may_be_killed(state: object) -> bool:
-    return state in (b"killed", b"killing") or is_misused(state)
 
 
 def order_of(job: str) -> KillOrder:

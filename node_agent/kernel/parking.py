@@ -74,6 +74,8 @@ class Parking:
             if not _requeues(told):
                 continue
             word = self._words.read(text, ids.tenant_of(job)) if text else None
+            # Each costs a signature: the loop belongs to others in between (attack 41).
+            await asyncio.sleep(0)
             if word is not None and word.ask == question and word.selector.value == job:
                 answered += 1
             else:

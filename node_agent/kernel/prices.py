@@ -37,6 +37,12 @@ class Prices:
                 return (tokens_in * inward + tokens_out * outward) / _MILLION
         return None
 
+    def most_usd(self, tokens_in: int, tokens_out: int) -> float | None:
+        """Return what the dearest listed model would cost, None if none is listed."""
+        return max(
+            ((tokens_in * inward + tokens_out * outward) / _MILLION for _, inward, outward in self.rows), default=None
+        )
+
 
 def parse(text: str) -> Prices:
     """Return the table of a TOML text. Raises PolicyError for anything not understood (fail closed)."""

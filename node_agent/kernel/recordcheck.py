@@ -159,6 +159,8 @@ class _Walk:
             for anchor in anchors:
                 if anchor.count >= report.first:
                     end = f"the record ends at {report.count}: it was cut back"
+                    if anchor.count <= report.count:
+                        end = "which is not reached behind a fault that stands above"
                     self._fault(f"{anchor.where} holds line {anchor.count}, {end}")
         self._check_stream()
         if known.opener is None:

@@ -135,6 +135,11 @@ class Recorder:
             self._append(kind, attempt, fields, bounded=False)
         except CallError:
             return False
+        except Exception:
+            # A kill that could not be recorded is a kill all the same.
+            log.exception("a line of the flight record could not be made", extra={"kind": kind})
+            self.misses += 1
+            return False
         return True
 
     def veil(self, attempt: str, fields: Mapping[str, Field]) -> Mapping[str, Field]:

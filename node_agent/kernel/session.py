@@ -11,10 +11,11 @@ import hashlib
 import logging
 import socket
 import time
+import types
 from collections import deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from node_agent.errors import InvariantError
 from node_agent.kernel.caller import Caller
@@ -60,6 +61,9 @@ class Owner(Protocol):
 
     def charge(self, calls: float) -> None:
         """A call costs as much as so many more."""
+
+    def worked(self, took_s: float) -> None:
+        """A call that waits went on, and took so much of the loop's time."""
 
 
 @dataclass(slots=True)
@@ -259,7 +263,7 @@ class CallSession:
 
     async def _wait(self, call: _Call, answer: Awaitable[Json]) -> None:
         try:
-            value = await answer
+            value = await _metered(answer, self._owner.worked)
         except Exception as error:  # noqa: BLE001 - as in _begin
             self._fail(call, error)
         else:
@@ -295,7 +299,8 @@ class CallSession:
                 note(self._caller, call.entry.op, call.resource[:_MOST_TOLD], outcome, took_ms)
         except Exception:
             log.exception("a call was carried out and could not be counted", extra={"op": call.entry.op})
-        call.answer, call.data = data, b""
+        # Whoever takes no answers holds what it asked with for as long: a parsed record is much larger than its text.
+        call.answer, call.data, call.fields = data, b"", {}
         self._flush()
 
     def _refuse(self, number: int, code: ErrorCode, why: str, what: str) -> None:
@@ -337,6 +342,26 @@ class CallSession:
             self.end()
             return
         self._flush()
+
+
+@types.coroutine
+def _metered(answer: Awaitable[Json], worked: Callable[[float], None]) -> Generator[Any, Any, Json]:
+    """Wait for a call, and tell of each moment in which it had the loop."""
+    steps = answer.__await__()
+    thrown: BaseException | None = None
+    while True:
+        began_s = time.thread_time()
+        try:
+            awaited = next(steps) if thrown is None else steps.throw(thrown)
+        except StopIteration as ended:
+            return cast("Json", ended.value)
+        finally:
+            worked(time.thread_time() - began_s)
+        try:
+            thrown = None
+            yield awaited
+        except BaseException as error:  # noqa: BLE001 - passed on to where it is waited for
+            thrown = error
 
 
 def _refusal(number: int, code: ErrorCode, why: str) -> bytes:

@@ -57,6 +57,8 @@ class Listener:
     blocked: frozenset[SignalName] = frozenset()
     #: In the order in which they came; a name that waits already is not added again.
     pending: list[Sent] = field(default_factory=list)
+    #: How often what waits is tried again yet; 0: it is not.
+    tries: int = 0
 
     def take(self, sent: Sent) -> Outcome:
         """Hand a signal over, or keep it for later."""

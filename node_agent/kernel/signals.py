@@ -325,14 +325,24 @@ class Signals:
             post = self._posts[attempt] = Post()
         return post
 
-    def _again(self, listener: Listener, tries: int = _TRIES) -> None:
-        """Try again what the process did not take, for a while."""
-        if listener.pending_now() and not listener.flush() and tries:
+    def _again(self, listener: Listener) -> None:
+        """Try again what the process did not take, for a while; once at a time, however often it is asked for."""
+        if not listener.tries:
+            self._try(listener)
+        if listener.tries:
+            listener.tries = _TRIES
+
+    def _try(self, listener: Listener) -> None:
+        if not listener.pending_now() or listener.flush():
+            listener.tries = 0
+            return
+        listener.tries = listener.tries - 1 if listener.tries else _TRIES
+        if listener.tries:
             timer: list[asyncio.TimerHandle] = []
 
             def later() -> None:
                 self._timers.discard(timer[0])
-                self._again(listener, tries - 1)
+                self._try(listener)
 
             timer.append(asyncio.get_running_loop().call_later(_AGAIN_S, later))
             self._timers.add(timer[0])

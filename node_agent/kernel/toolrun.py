@@ -289,6 +289,7 @@ class ToolDesk:
                 await asyncio.shield(attempt.proved)
             capture.drain()
             attempt.close()
+        await attempt.freed()
         await capture.finish()
         return verdict
 

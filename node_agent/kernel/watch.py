@@ -24,11 +24,13 @@ from runner import trust
 from runner.wire import codec, record
 from runner.wire import spec as specs
 from runner.wire.calls import ErrorCode
+from runner.wire.card import NodeCard
 from runner.wire.codec import Json
 from runner.wire.envelope import Domain
 from runner.wire.errors import WireError
 from runner.wire.event import Event
 from runner.wire.spec import JobSpec
+from runner.wire.states import State
 
 __all__ = ["Watch"]
 
@@ -151,8 +153,7 @@ class Watch:
             return None
         if signature:
             signer = await self._seals.signer(Domain.EVENT, data, signature, caller.tenant)
-            # A node tells of the jobs that it may serve, and in its own name.
-            if signer is None or signer.node != event.node or not trust.serves(signer, caller.tenant, known.lane):
+            if signer is None or signer.node != event.node or not _may_tell(signer, event, caller.tenant, known.lane):
                 return None
         return {
             "type": event.type,
@@ -191,6 +192,12 @@ class Watch:
 
 def _away(error: BaseException) -> CallError:
     return CallError(ErrorCode.UNAVAILABLE, f"the store does not answer ({type(error).__name__}); ask again")
+
+
+def _may_tell(signer: NodeCard, event: Event, tenant: str, lane: str) -> bool:
+    """Whether a node may serve a job, and so tell of it; that one was lost, any that serves its queue may tell."""
+    lost = event.detail.get("state") == State.LOST and signer.may_serve(tenant, lane.partition("@")[0])
+    return lost or trust.serves(signer, tenant, lane)
 
 
 def _names_of(spec: JobSpec) -> frozenset[str]:

@@ -140,17 +140,19 @@ def query(
     """Print lines, the oldest first; each is checked on the way, and a fault is said and makes it exit 1."""
     site = site_of(context, home, redis)
     chosen = _filter(job, kind, since, verdict, every=every)
-    lines: deque[tuple[str, Line]] = deque(maxlen=limit)
+    lines: list[tuple[str, Line]] = []
     faults = 0
     for name, walk in _records(site.home, node, file):
+        newest: deque[Line] = deque(maxlen=limit)
 
-        def keep(line: Line, name: str = name) -> None:
+        def keep(line: Line, newest: deque[Line] = newest) -> None:
             if chosen.takes(line):
-                lines.append((name, line))
+                newest.append(line)
 
         report = walk(_lightly(site.home, name), keep, say)
         faults += len(report.faults)
-    for name, line in sorted(lines, key=lambda pair: int(str(pair[1].get("at_ms", 0)))):
+        lines += [(name, line) for line in newest]
+    for name, line in sorted(lines, key=lambda pair: int(str(pair[1].get("at_ms", 0))))[-limit:]:
         _show(name, line, as_json=as_json)
     if faults:
         raise typer.Exit(_FAULTY)
@@ -171,7 +173,7 @@ def follow(
     site = site_of(context, home, redis)
     folders = recordsource.nodes_of(site.home, node)
     if len(folders) > 1:
-        raise UsageError(f"--node: one of {', '.join(folder.node for folder in folders)}")
+        raise UsageError(f"follow takes one node; --node: one of {', '.join(folder.node for folder in folders)}")
     chosen = _filter(job, kind, None, verdict, every=False)
     begun_ms = time.time_ns() // 1_000_000
 
@@ -247,7 +249,7 @@ def _since_ms(text: str) -> int:
     number, unit = text[:-1], text[-1:]
     if number.isascii() and number.isdigit() and unit in _UNITS_S:
         return time.time_ns() // 1_000_000 - int(number) * _UNITS_S[unit] * 1000
-    return int(moment(text, "--since").timestamp() * 1000)
+    return int(moment(text, "--since", "90s, 15m, 2h, 1d or ").timestamp() * 1000)
 
 
 def _verdict(line: Line) -> str:
@@ -261,7 +263,7 @@ def _show(node: str, line: Line, *, as_json: bool) -> None:
     at_ms = line.get("at_ms")
     rest = "  ".join(f"{name}={value}" for name, value in line.items() if name not in {"n", "at_ms", "kind", "attempt"})
     when = iso(at_ms) if isinstance(at_ms, int) else "-"
-    print_line(f"{line['n']}  {when}  {line.get('kind')}  {line.get('attempt') or node}  {rest}".rstrip())
+    print_line(f"{node}  {line['n']}  {when}  {line.get('kind')}  {line.get('attempt') or '-'}  {rest}".rstrip())
 
 
 def _as_json(node: str, report: Report) -> dict[str, object]:

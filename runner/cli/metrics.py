@@ -16,6 +16,7 @@ from runner.cli.agent import sockets
 from runner.cli.options import HomeOption, JsonOption, RedisOption
 from runner.cli.output import print_json, print_line, say
 from runner.cli.site import site_of
+from runner.errors import UsageError
 from runner.wire.codec import Json
 
 __all__ = ["metrics"]
@@ -33,7 +34,10 @@ def metrics(
     """Print the numbers of the agents on this host, in the form that Prometheus reads (docs/operations.md)."""
     place = site_of(context, home, redis).home
     found: dict[str, dict[str, Json]] = {}
-    for path in sockets(place):
+    paths = sockets(place)
+    if node is not None and node not in {path.name for path in paths}:
+        raise UsageError(f"--node: one of {', '.join(path.name for path in paths)}")
+    for path in paths:
         if node is not None and path.name != node:
             continue
         try:

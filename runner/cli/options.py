@@ -60,14 +60,14 @@ def json_value(text: str, option: str) -> object:
         raise UsageError(f"{option} takes JSON: a text needs quotes inside the quotes, such as '\"solar\"'") from None
 
 
-def moment(text: str, option: str) -> datetime:
-    """Return an aware datetime of the command line. Raises UsageError."""
+def moment(text: str, option: str, other: str = "") -> datetime:
+    """Return an aware datetime of the command line; ``other``: what else the option takes. Raises UsageError."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
-        raise UsageError(f"{option} takes a time with its zone, such as 2030-01-02T03:04:05Z or …+01:00")
+        raise UsageError(f"{option} takes {other}a time with its zone, such as 2030-01-02T03:04:05Z or …+01:00")
     return found
 
 

@@ -66,6 +66,9 @@ def nodes_of(home: Home, name: str | None) -> list[Folder]:
     names = [name] if name is not None else sorted(path.name for path in root.glob("*") if path.is_dir())
     found = [Folder(each, home.node(each) / segments.FOLDER) for each in names]
     found = [folder for folder in found if folder.path.is_dir()]
+    others = sorted(path.parent.name for path in root.glob(f"*/{segments.FOLDER}"))
+    if not found and name is not None and others:
+        raise ConfigError(f"no flight record of a node {name} here, but of {', '.join(others)}")
     if not found:
         raise ConfigError(f"no flight record below {root}: is this the --home of an agent on this host?")
     return found

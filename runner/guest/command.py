@@ -51,6 +51,8 @@ def main(words: Sequence[str]) -> int:
         return _run(list(words))
     except (CallRefused, OSError) as error:
         return _said(error, REFUSED)
+    except json.JSONDecodeError as error:
+        return _said(ValueError(f"no JSON: {error}"), USAGE)
     except _UsageError as error:
         return _said(error, USAGE)
 
@@ -63,8 +65,8 @@ def _run(words: list[str]) -> int:
     if name in _PARTS:
         command: Callable[[list[str]], int] = importlib.import_module(f"runner.guest.{name}").command
         return command(words[1:])
-    known = ", ".join(sorted(own))
-    raise _UsageError(f"usage: ringfence-guest {{{known}, PART}} …; with call every op of the node can be called")
+    known = ", ".join(sorted({*own, *_PARTS}))
+    raise _UsageError(f"usage: ringfence-guest {{{known}}} …, each says its own; `call OP JSON` makes any call")
 
 
 def _said(error: Exception, code: int) -> int:

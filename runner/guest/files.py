@@ -61,7 +61,10 @@ class Conflict(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is at a path. ``version`` changes with the content; ``expires_in_s`` None: it does not end by itself."""
+    """What is at a path. ``version`` changes with the content; ``expires_in_s`` None: it does not end by itself.
+
+    What `listdir` yields has path, kind and size alone; `stat` tells the rest.
+    """
 
     path: str
     directory: bool
@@ -70,7 +73,7 @@ class Found:
     owner: str = ""
     modified_ms: int = 0
     expires_in_s: float | None = None
-    writable: bool = True
+    writable: bool | None = None
 
 
 @overload
@@ -204,6 +207,7 @@ def command(words: list[str]) -> int:
     """Carry `ringfence-guest files …` out; return its exit code. Raises OSError."""
     usage = (
         "usage: ringfence-guest files get PATH | put PATH | append PATH | ls PATH | rm PATH | mkdir PATH | mv PATH TO\n"
+        "put and append read from stdin what to write, get prints to stdout\n"
     )
     verb, paths = words[0] if words else "", words[1:]
     if verb not in _COMMANDS or len(paths) != (2 if verb == "mv" else 1):

@@ -197,7 +197,11 @@ def watch(wait: float = 10.0, after: str = "") -> Iterator[dict[str, Json]]:
 def command(words: list[str]) -> int:
     """Carry out `ringfence-guest signals …`; return the exit code. Raises CallRefused."""
     if words and words[0] == "send" and len(words) in (2, 3):
-        sys.stdout.write(f"{send(words[1].upper().removeprefix('SIG'), *words[2:]).outcome}\n")
+        name = words[1].upper().removeprefix("SIG")
+        if name not in set(SignalName):
+            sys.stderr.write(f"ringfence-guest: no signal {words[1]!r}; there are {', '.join(SignalName)}\n")
+            return 2
+        sys.stdout.write(f"{send(name, *words[2:]).outcome}\n")
     elif words == ["history"]:
         for row in history():
             sys.stdout.write(json.dumps(row) + "\n")

@@ -2,7 +2,7 @@
 --
 -- KEYS   1 rf:ask:JOB   2 rf:asks:TENANT   3 rf:due (words, wake)
 -- ARGV   1  {rq, rf, op, base, text, timeout, keep, most, job, era}
---           op park: base: what is asked, as a digest; text: JSON of what and why; timeout: ms that a person has;
+--           op park: base: what is asked, as a digest; text: JSON of what and why, sig: the node's signature over it; timeout: ms that a person has;
 --             keep: ms for which the answer is kept   most: questions of one job
 --           op use: base, era   op words   op wake: job
 -- REPLY  park: {era, text, word or "", expires_ms, now_ms, new (1 or 0)} | {-1} too many questions of this job
@@ -12,7 +12,11 @@
 --        call, so the next one is a new question (its era).
 
 local key, era_field = KEYS[1], 'n:' .. (doc.base or '')
-local KEEP_MS = '604800000'
+local KEEP_MS, MOST_QUESTIONS, MOST_ID, MOST_TEXT = '604800000', 256, 64, 20480
+-- What no node has written is not for a node to read.
+local function sent(text)
+  return text and #text <= MOST_TEXT and text or ''
+end
 local life = doc.timeout and doc.timeout + doc.keep
 local function prolong(name)
   if call('PTTL', name) < life then call('PEXPIRE', name, string.format('%d', life)) end
@@ -24,8 +28,8 @@ if doc.op == 'words' then
   for i = 1, #all, 2 do found[all[i]] = all[i + 1] end
   for name, text in pairs(found) do
     local id = string.match(name, '^a:(.+)$')
-    if id then
-      reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = id, text, found['w:' .. id] or ''
+    if id and #reply < 3 * MOST_QUESTIONS and #id <= MOST_ID then
+      reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = id, sent(text), sent(found['w:' .. id])
     end
   end
   return reply
@@ -62,11 +66,11 @@ local era = whole(put('HGET', key, era_field) or nil) or 0
 local id = doc.base .. '.' .. string.format('%d', era)
 local found = put('HMGET', key, 'a:' .. id, 'w:' .. id, 'e:' .. id)
 local expires = whole(found[3] or nil)
-if found[1] and expires then return {era, found[1], found[2] or '', expires, NOW_MS, 0} end
+if found[1] and expires then return {era, sent(found[1]), sent(found[2]), expires, NOW_MS, 0} end
 local count = whole(put('HGET', key, '#') or nil) or 0
 if count >= doc.most then return {-1} end
 expires = NOW_MS + doc.timeout
-put('HSET', key, 'a:' .. id, doc.text, 'e:' .. id, string.format('%d', expires), '#', string.format('%d', count + 1))
+put('HSET', key, 'a:' .. id, doc.text, 's:' .. id, doc.sig or '', 'e:' .. id, string.format('%d', expires), '#', string.format('%d', count + 1))
 prolong(key)
 put('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%d', NOW_MS))
 put('ZADD', KEYS[2], string.format('%d', expires), doc.job .. ' ' .. id)

@@ -15,6 +15,8 @@ if doc.form == 'budget' then
   if count > MOST_WORDS then return {'full'} end
   put('HSET', key, '#', string.format('%d', count))
   put('HSET', key, 'w:' .. doc.command, doc.word)
+  -- Nodes that spend from it keep it longer; nobody else makes it stay.
+  if call('TTL', key) < 0 then call('EXPIRE', key, 604800) end
   put('ZREM', KEYS[2], 'budget ' .. doc.key)
   return {'stored', ''}
 end

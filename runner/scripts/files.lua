@@ -3,7 +3,7 @@
 -- KEYS   1 rf:state:JOB or rf:mem:TENANT:AGENT      the index: path -> entry, ".fence", ".version", ".bytes", ".entries"
 --        2 rf:statedata:JOB or rf:memdata:…         the contents: path -> bytes
 -- ARGV   1  {rq, rf, op, fence, known, ttl, depth, cap, file, entries, entry, owner, merge, list}
---           op: "load" or "change"; fence: the attempt that owns the tree (0: shared); known: version that the caller has;
+--           op: "load", "change" or "read" (list = [{path}]); fence: the attempt that owns the tree (0: shared); known: version that the caller has;
 --           ttl: seconds; depth: directories above it are always there; cap, file, entries: bounds; entry: what each counts; merge: appends of
 --           others in between are none of our business
 --           list: {op = "put"|"add"|"dir"|"del"|"mov", path, base, …}; base: version that the caller saw (0: nothing)
@@ -12,13 +12,16 @@
 --        2+ byte strings
 -- REPLY  {"fence"} a newer attempt owns the tree · {"gone"} the store lost it · {"same", now} ·
 --        {"index", version, now, {field, value, …}} ·
+--        {"swollen"} it holds more than any tree may: a node does not read that ·
+--        {"content", bytes} or {"none"} ·
 --        {"done", version before, version, {size, matched (1, 0), …}} of put and add ·
 --        {"conflict"|"exists"|"not_found"|"not_empty"|"quota"|"too_large", path}: nothing was changed
 -- RACE   a late write of an older attempt, and two jobs that change one file: who saw an older version than there is
 --        changes nothing. All of the list or nothing. A change whose answer got lost may be sent again: its token is
 --        known, and of what it appended the first ``skip`` bytes are there already.
 
-local ENTRY_BYTES = doc.entry
+-- SLACK: fields that are no entries, and entries whose time is over.
+local ENTRY_BYTES, MOST_NAME, SLACK = doc.entry, 8192, 1024
 local index, data = KEYS[1], KEYS[2]
 for _, key in ipairs(KEYS) do
   local kind = call('TYPE', key).ok
@@ -70,7 +73,7 @@ local function counted()
   for i = 1, #all, 2 do
     if string.sub(all[i], 1, 1) == '/' then
       local entry = parsed(all[i + 1])
-      if entry and (entry.ends == 0 or entry.ends > NOW_MS) then
+      if entry and (entry.ends == 0 or entry.ends > NOW_MS) and #all[i] <= MOST_NAME then
         bytes, entries = bytes + entry.size + ENTRY_BYTES, entries + 1
         found[#found + 1] = all[i]
         found[#found + 1] = all[i + 1]
@@ -105,15 +108,26 @@ local function has_place(path)
   return entry ~= nil and entry.kind == 'd'
 end
 
+if doc.op == 'read' then
+  local path = doc.list[1].path
+  if call('HSTRLEN', data, path) > doc.file then return {'swollen'} end
+  local content = call('HGET', data, path)
+  return content and {'content', content} or {'none'}
+end
+
 local version = number('.version')
 if doc.fence > 0 then
   local fence = number('.fence')
   if fence > doc.fence then return {'fence'} end
   if doc.op == 'change' and fence < doc.fence then return {'gone'} end
-  if fence < doc.fence then call('HSET', index, '.fence', text(doc.fence)) end
+  if fence < doc.fence then
+    call('HSET', index, '.fence', text(doc.fence))
+    call('EXPIRE', index, text(doc.ttl))
+  end
 end
 if doc.op == 'load' then
   if version == doc.known then return {'same', text(NOW_MS)} end
+  if call('HLEN', index) > doc.entries + SLACK then return {'swollen'} end
   local found = counted()
   if #found > 0 or doc.fence > 0 then kept() end
   return {'index', text(version), text(NOW_MS), found}

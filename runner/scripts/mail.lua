@@ -20,6 +20,8 @@ local DEAD_S, DEAD_MAX = 604800, 100
 local LIFE_S = string.sub(doc.box, 1, 1) == '@' and 90000 or 691200
 local BELL_S, BELL_MAX, WAIT_MS = 3600, 1000, 60000
 local LOOK, SUBSCRIBERS, FAR_MS = 64, 64, 86400000
+-- Larger than any letter with its signature: nobody but who writes the store made it.
+local MOST_LETTER, MOST_SIG = 36864, 512
 
 for key, kind in pairs({[BOX] = 'stream', [FACTS] = 'hash', [DEAD] = 'stream'}) do
   local found = call('TYPE', key).ok
@@ -33,6 +35,8 @@ end
 local function add(name, by)
   local value = math.max(0, number(name) + by)
   call('HSET', FACTS, name, string.format('%d', value))
+  -- Whoever takes a letter out of a box whose facts are gone must not leave a number without an end.
+  if call('TTL', FACTS) < 0 then call('EXPIRE', FACTS, LIFE_S) end
   return value
 end
 
@@ -54,10 +58,15 @@ local function over(facts)
   return (whole(facts['until']) or 0) <= NOW_MS
 end
 
+local function swollen(facts)
+  return #(facts.letter or '') > MOST_LETTER or #(facts.sig or '') > MOST_SIG
+end
+
 -- Takes a letter out for good, and keeps it among the dead ones for whoever looks.
 local function retire(id, facts, why, times)
-  put('XADD', DEAD, 'MAXLEN', DEAD_MAX, '*', 'letter', facts.letter or '', 'sig', facts.sig or '', 'why', why, 'times',
-    times)
+  local letter, sig = facts.letter or '', facts.sig or ''
+  if swollen(facts) then letter, sig, why = '', '', 'unsigned' end
+  put('XADD', DEAD, 'MAXLEN', DEAD_MAX, '*', 'letter', letter, 'sig', sig, 'why', why, 'times', times)
   call('EXPIRE', DEAD, DEAD_S)
   pcall_('XACK', BOX, GROUP, id)
   if not TOPIC then drop(id, facts) end
@@ -160,7 +169,7 @@ local function receive()
   local found, bytes, missed = {}, 0, 0
   local function give(entry, times)
     local facts = facts_of(entry)
-    if over(facts) then
+    if over(facts) or swollen(facts) then
       retire(entry[1], facts, 'expired', times)
     else
       found[#found + 1] = {entry[1], facts.letter or '', facts.sig or '', times}
@@ -200,7 +209,7 @@ end
 local function take()
   for _, entry in ipairs(call('XRANGE', BOX, '-', '+', 'COUNT', doc.most)) do
     local facts = facts_of(entry)
-    if facts.corr == doc.corr then
+    if facts.corr == doc.corr and not swollen(facts) then
       pcall_('XACK', BOX, GROUP, entry[1])
       drop(entry[1], facts)
       return {'letters', 0, {entry[1], facts.letter or '', facts.sig or '', 1}}

@@ -8,13 +8,18 @@
 -- RACE   all rows are looked at before any is taken, in one step for the whole fleet: two calls can't take the last
 --        place, and a call that one row refuses uses up none of the others. A node that dies keeps its places up no more.
 
+-- No place lapses later than this: what does was written by nobody who takes places, and would keep it for ever.
+local LATEST = string.format('(%d', NOW_MS + math.max(doc.life or 0, 60000))
+
 local function room(key, row)
+  put('ZREMRANGEBYSCORE', key, LATEST, '+inf')
   if row.period > 0 then
     put('ZREMRANGEBYSCORE', key, '-inf', string.format('%d', NOW_MS - row.period))
   else
     put('ZREMRANGEBYSCORE', key, '-inf', string.format('%d', NOW_MS))
   end
   if put('ZCARD', key) < row.count then return nil end
+  if call('PTTL', key) < 0 then call('PEXPIRE', key, string.format('%d', row.period + 60000)) end
   local first = put('ZRANGE', key, 0, 0, 'WITHSCORES')
   local due = tonumber(first[2] or NOW_MS) + row.period
   return math.max(1, due - NOW_MS)

@@ -137,7 +137,7 @@ def agent(node: str, tenants: Sequence[str] = ("*",), queues: Sequence[str] = ("
     seen = Grant(_READ, (*theirs, "rf:cut", "rf:suspended"), read=True)
     mail = Grant(f"{_READ} {_WRITE} {_POST}", tuple(name.format(one) for one in tenants for name in _MAIL))
     held = tuple(name.format(one) for one in tenants for name in _KEPT)
-    kept = Grant("type hget hmget hgetall hkeys hset hdel expire del", held)
+    kept = Grant("type hget hmget hgetall hkeys hlen hstrlen hset hdel expire del", held)
     # The record's heads are added, and read to compare; nothing there is taken back (attack 31).
     anchors = (Grant("xadd", (f"rf:anchor:{node}",)), Grant(_HEADS, (f"rf:anchor:{node}",), read=True))
     bells = Grant("xadd xread expire del", ("rf:bell:*",))

@@ -24,6 +24,8 @@ class Domain(StrEnum):
     #: What nodes say to each other for their jobs: letters, signals, and the answers to them.
     MAIL = "ringfence/mail/1"
     HEAD = "ringfence/head/1"
+    #: What a node wrote down of a call that a person decides on.
+    QUESTION = "ringfence/question/1"
     #: The root of a hash tree over records of the other kinds, each with its own domain (runner/signing.py).
     SHARED = "ringfence/shared/1"
 

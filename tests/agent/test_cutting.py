@@ -75,17 +75,18 @@ class Stream:
 class Crew:
     """One attempt that runs and is hit; ``buried``: the jobs that were ended in their lane."""
 
-    def __init__(self) -> None:
+    def __init__(self, selector: str = "tenant:main") -> None:
         spec = build.job()
-        self.run = Run(spec.id, 1, 0, 1, spec=spec, selectors=("tenant:main",))
+        self.run = Run(spec.id, 1, 0, 1, spec=spec, selectors=(selector,))
         self.buried: list[str] = []
+        self.ended = False
 
     async def end_idle(self) -> None:
         """No worker waits."""
 
     def runs(self) -> tuple[Run, ...]:
         """Return the attempt."""
-        return (self.run,)
+        return () if self.ended else (self.run,)
 
     def bury(self, dead: Dead) -> None:
         """Keep whose end is written."""
@@ -97,11 +98,12 @@ class Waiting:
 
     swept = True
 
-    def __init__(self, job: str, run: Run) -> None:
-        self._left, self._run = [job], run
+    def __init__(self, jobs: list[str], crew: Crew, *, ends: bool = False) -> None:
+        self._left, self._run, self._crew, self._ends = jobs, crew.run, crew, ends
 
     async def read_cutoffs(self, tenants: set[str]) -> None:
-        """Know them already."""
+        """Know them already; ``ends``: meanwhile something else ends the attempt."""
+        self._crew.ended = self._ends
 
     def cutoff_for(self, *_named: object) -> int:
         """Every one is hit."""
@@ -149,39 +151,58 @@ class Clerk:
         return run.job_id
 
 
+async def cut(crew: Crew, store: Waiting) -> Post:
+    """Have one node carry the kill out; return what it answered."""
+    stream, post = Stream(), Post()
+    trusted = TrustedKey(KEY.key_id, KEY.public, ("kill",), ("*",))
+
+    async def learn() -> None:
+        """No queue stands."""
+
+    control = Control(
+        cast("Redis", stream),
+        Keys(),
+        cast("Store", store),
+        Lanes("n1", ("*",), {}, "A"),
+        cast("Supervisor", crew),
+        cast("Mail", post),
+        cast("Notary", Clerk()),
+        cast("Rules", SimpleNamespace(node="n1", trust={KEY.key_id: trusted})),
+        cast("Sequences", None),
+        cast("Decider", None),
+        cast("Operator", SimpleNamespace(learn=learn)),
+    )
+    loop = asyncio.get_running_loop().create_task(control.run())
+    await await_until(lambda: bool(stream.acknowledged), "the kill is acknowledged")
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    await control.close()
+    return post
+
+
 @pytest.mark.parametrize(("given_back", "count"), [(True, 1), (False, 2)])
 def test_a_cutoff_counts_each_job_once(given_back: bool, count: int) -> None:
     """One that ran, was given back to its lane and is swept there is one job; another that waited there is a second."""
 
-    async def cut() -> tuple[Post, Crew]:
-        stream, crew, post = Stream(), Crew(), Post()
+    async def scenario() -> None:
+        crew = Crew()
         job = crew.run.job_id if given_back else build.job().id
-        trusted = TrustedKey(KEY.key_id, KEY.public, ("kill",), ("*",))
-
-        async def learn() -> None:
-            """No queue stands."""
-
-        control = Control(
-            cast("Redis", stream),
-            Keys(),
-            cast("Store", Waiting(job, crew.run)),
-            Lanes("n1", ("*",), {}, "A"),
-            cast("Supervisor", crew),
-            cast("Mail", post),
-            cast("Notary", Clerk()),
-            cast("Rules", SimpleNamespace(node="n1", trust={KEY.key_id: trusted})),
-            cast("Sequences", None),
-            cast("Decider", None),
-            cast("Operator", SimpleNamespace(learn=learn)),
-        )
-        loop = asyncio.get_running_loop().create_task(control.run())
-        await await_until(lambda: bool(stream.acknowledged), "the kill is acknowledged")
-        loop.cancel()
-        await asyncio.gather(loop, return_exceptions=True)
-        await control.close()
+        post = await cut(crew, Waiting([job], crew))
         assert crew.buried == [job]
-        return post, crew
+        assert post.counts == [count]
+        assert post.receipts == [crew.run.job_id]
 
-    post, crew = asyncio.run(cut())
-    assert post.counts == [count]
-    assert post.receipts == [crew.run.job_id]
+    asyncio.run(scenario())
+
+
+def test_what_runs_below_a_killed_job_has_its_receipt_whoever_ends_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its family may end it while the store is asked for cutoffs: it is counted and answered for all the same."""
+    parent = build.job().id
+    monkeypatch.setitem(globals(), "COMMAND", orders.command("kill", Selector("job", parent), None))
+
+    async def scenario() -> None:
+        crew = Crew(f"job:{parent}")
+        post = await cut(crew, Waiting([], crew, ends=True))
+        assert (post.counts, post.receipts) == ([1], [crew.run.job_id])
+
+    asyncio.run(scenario())

@@ -48,6 +48,24 @@ def test_the_policy_file_says_what_was_meant(names: list[str]) -> None:
     assert len(parse(text).rules) == 1
 
 
+def test_the_rules_of_a_file_stand_beside_what_up_allows(home: Path) -> None:
+    """Tools and rules for calls are added, with or without a version; one with [[allow]] rules lets jobs in alone."""
+    file = home / "rules.toml"
+    for head in ("", "version = 1\n"):
+        file.write_text(
+            f'{head}calls = "listed"\n[[deny]]\ntasks = ["jobs:no"]\n[[tool]]\nname = "t"\nargv = ["/bin/true"]\n'
+        )
+        rules, whole = ceiling.read_rules(file)
+        policy = parse(ceiling.policy_text([], [Import("jobs", None)], (), rules))
+        assert (whole, policy.calls.listed, list(policy.tools)) == (False, True, ["t"])
+        assert sorted(rule.effect for rule in policy.rules) == ["allow", "deny"]
+    file.write_text('[[allow]]\ntasks = ["jobs:*"]\n')
+    assert ceiling.read_rules(file)[1]
+    file.write_text("no toml")
+    with pytest.raises(UsageError, match="line 1"):
+        ceiling.read_rules(file)
+
+
 def test_imports_are_checked_at_once(home: Path) -> None:
     """A module that is not there ends `up` before anything starts."""
     (home / "jobs.py").write_text("")

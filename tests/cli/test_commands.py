@@ -45,6 +45,7 @@ def test_later_commands_say_so(command: str, capsys: pytest.CaptureFixture[str])
         ["up", "--nodes", "0"],
         ["up", "--allow", "/no/such/path"],
         ["up", "--import", "no_such_module_at_all"],
+        ["up", "--policy", "/no/such/policy"],
         ["bogus"],
         ["--no-such-option"],
     ],

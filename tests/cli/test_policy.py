@@ -9,7 +9,7 @@ import pytest
 
 from runner.cli.commands import run_words
 from runner.errors import UsageError
-from runner.limits import amounts_of, budget_of
+from runner.limits import amounts_of, budget_of, units_of
 from runner.wire.flow import Budget
 
 RULES = """version = 1
@@ -53,6 +53,16 @@ def test_e1_check_loads_the_file_as_a_node_does(
     assert run_words(["policy", "check", str(rules)]) == 78
     assert "no call 'read_file'" in capsys.readouterr().err
     assert run_words(["policy", "check", str(tmp_path / "none.toml")]) == 78
+
+
+def test_check_reads_the_policy_that_up_wrote(rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a policy.toml in the home it is the one of `up`; without any the message names the next step."""
+    assert run_words(["--home", str(tmp_path), "policy", "check"]) == 0
+    rules.rename(tmp_path / "up-policy.toml")
+    assert run_words(["--home", str(tmp_path), "policy", "check"]) == 0
+    (tmp_path / "up-policy.toml").unlink()
+    assert run_words(["--home", str(tmp_path), "policy", "check"]) == 78
+    assert "--home of the node" in capsys.readouterr().err
 
 
 def test_k4_a_table_of_cases_says_what_the_policy_does(
@@ -117,5 +127,9 @@ def test_a_budget_is_read_as_it_is_written() -> None:
         "team", tokens=1000, cost_usd=2.5, on_hit="kill"
     )
     assert amounts_of(["wall=60", "calls=3"]) == {"wall_s": 60.0, "calls": 3.0}
+    assert units_of({"wall": 60, "cpu_s": 1}) == {"wall_s": 60, "cpu_s": 1}
+    for wrong in ({"wall": 1.0, "wall_s": 1.0}, {"walls": 1.0}):
+        with pytest.raises(UsageError, match="cost, cpu"):
+            units_of(wrong)
     with pytest.raises(UsageError):
         amounts_of(["tokens=nan"])

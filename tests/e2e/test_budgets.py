@@ -38,6 +38,7 @@ def test_e4_one_budget_stops_jobs_on_both_nodes_and_one_word_lets_them_go_on(fle
     waits = [row for row in app.waiting() if row.budget == "e2e-wall"]
     assert len(waits) == 1
     assert "wall_s" in waits[0].why
+    assert "its budget e2e-wall is used up" in str(jobs[0].status().waiting)
     done = fleet.run("approve", "--budget", "e2e-wall", "--add", "wall=3600", "--reason", "go on")
     assert done.returncode == 0, done.stderr
     assert all(job.id in done.stdout for job in jobs)
@@ -62,6 +63,7 @@ def test_e4_a_used_up_budget_is_approved_once_and_then_its_job_is_killed_with_pr
     assert len(ends) == 1
     assert "budget e2e-cpu: cpu_s" in str(ends[0].detail["kill_reason"])
     _is(app.command(LOOP, budget=Budget("e2e-cpu", cpu_s=0.3), node="node-2"), "killed")
+    assert not [row for row in app.waiting() if row.budget == "e2e-cpu"]
 
 
 def test_e4_a_job_begins_only_while_its_budget_has_room(fleet: Fleet, app: App) -> None:

@@ -97,7 +97,7 @@ def test_a_store_that_goes_away_is_told_to_all_who_wait() -> None:
 @pytest.mark.parametrize("kind", [App, Job, Task, Flow, Signature, Chain, Group])
 def test_every_call_to_the_fleet_has_a_twin_with_its_signature(kind: type[object]) -> None:
     """What blocks has a counterpart that does not, with the same parameters; the rest asks the fleet nothing."""
-    local = {"task", "job", "client", "close", "output", "s", "si", "map", "starmap", "launch", "set"}
+    local = {"task", "job", "client", "close", "output", "s", "si", "map", "starmap", "launch", "set", "budget"}
     calls = {name for name, found in inspect.getmembers(kind) if callable(found) and not name.startswith("_")}
     twins = {
         "await_" if name == "wait" else f"a{name}": name

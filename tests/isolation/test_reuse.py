@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
@@ -285,5 +286,18 @@ def test_a_worker_is_not_taken_without_the_supervisors_word(node_name: str) -> N
         assert (await all_.rig.finish(attempt)).verdict.code == 0
         assert not all_.rig.slot.keeper.holds
         assert (await all_.rig.run(["true"])).verdict.code == 0
+
+    turns(node_name, scenario)
+
+
+def test_attack_41_asks_beyond_the_rate_are_heard_slowly(node_name: str) -> None:
+    """A job that asks for sessions without end has its words read as seldom as it is answered "not now"."""
+
+    async def scenario(all_: Turns) -> None:
+        began_s = time.monotonic()
+        attempt = await all_.start("asks", 8)
+        attempt.on_open = lambda: False
+        await all_.rig.finish(attempt)
+        assert time.monotonic() - began_s >= 8 * reused._REST_S
 
     turns(node_name, scenario)

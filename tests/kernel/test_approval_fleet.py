@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import pytest
 
 from runner import Job
 from runner.client import disconnect_all
+from runner.errors import UsageError
 from tests.support.rig import Rig, rigged
 from tests.support.wait import wait_until
 
@@ -61,6 +63,22 @@ def rig(agents: Rig) -> Iterator[Rig]:
     agents.redis.connection_pool.disconnect()
 
 
+def _forged_questions_are_not_shown(rig: Rig, job: Job[None]) -> None:
+    """Whoever writes the store says that something harmless is asked: nobody is shown that, nor says yes to it."""
+    key, (asked,) = rig.keys.ask(job.id), rig.app.waiting()
+    field = f"a:{asked.ask}"
+    true = cast("bytes", rig.redis.hget(key, field))
+    for forged in (true.replace(b"progress.set", b"file.read"), true.replace(job.id.encode(), b"x"), b"{", b"[]", b""):
+        rig.redis.hset(key, field, forged)
+        (shown,) = rig.app.waiting()
+        assert (shown.action, shown.resource) == ("", "")
+        assert "no node" in shown.why
+        with pytest.raises(UsageError, match="no node"):
+            job.answer(True, wait=0.0)
+    rig.redis.hset(key, field, true)
+    assert rig.app.waiting() == [asked]
+
+
 def _asked(rig: Rig, job: Job[None]) -> None:
     wait_until(lambda: [view for view in rig.app.waiting() if view.job == job.id], f"{job.id} to ask", 20)
 
@@ -78,8 +96,15 @@ def test_e5_approval_of_a_frozen_job_resumes_it_after_an_agent_restart() -> None
         wait_until(lambda: rig.attempt(job) == 2, "the next attempt", 30)
         rig.wait_state(job, "paused")
         assert [view.ask for view in rig.app.waiting()] == [asked.ask]
+        assert "a person decides on progress.set" in str(job.status().waiting)
         assert job.answer(True, wait=10).outcome == "approved"
         job.result(timeout=20)
+        assert job.answer(True).outcome == "already_ended"
+        other = rig.app.command(CALLS, queue="freeze")
+        rig.wait_state(other, "paused")
+        _asked(rig, other)
+        other.kill()
+        assert not rig.app.waiting()
         assert rig.logs(job).count("went on") == 1
 
 
@@ -90,6 +115,7 @@ def test_e5_a_job_that_parks_gives_its_slot_free_and_comes_back_without_a_retry(
     _asked(rig, job)
     rig.command("true").result(timeout=20)
     assert rig.state(job) == "scheduled"
+    _forged_questions_are_not_shown(rig, job)
     assert job.answer(True, wait=0.0).outcome == "stored"
     job.result(timeout=20)
     assert rig.attempt(job) == 2

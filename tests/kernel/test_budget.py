@@ -222,6 +222,13 @@ def test_e4_cost_goes_by_the_price_table_and_a_model_without_a_price_uses_it_up(
             assert not frozen(other)
             on.budgets.metered(told(other.attempt, "unheard-of", tokens_in=1))
             await until(lambda: frozen(other), "frozen by an unknown model")
+            third = await started(on, ledger.job_of(Budget("v", cost_usd=0.01)))
+            left = Metered(third.attempt, "", 1, 0, 0, 1, 0, 0, 9000)
+            on.budgets.metered(left)
+            await looks(on, third)
+            assert not frozen(third)  # nobody named a model, but none of ours is dearer
+            on.budgets.metered(left)
+            await until(lambda: frozen(third), "frozen by questions without an answer")
 
     run(main())
 

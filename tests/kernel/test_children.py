@@ -162,6 +162,20 @@ def test_k2_a_named_child_is_started_once(home: Home) -> None:
     assert len(home.desk.waiting()) == 1
 
 
+@pytest.mark.parametrize("forged", ["main-01hzxw3v9b0000000000000000", "7", "-1", "1e3", "9" * 400])
+def test_attack_04_the_store_can_t_call_another_job_a_child(home: Home, forged: str) -> None:
+    """Whoever writes the store says which child has a name: none but one of the parent's own numbers is taken."""
+    spec = parent()
+    claim = home.running(spec)
+    home.spawn(claim, spec)
+    home.desk.redis.hset(KEYS.kids(spec.id), "n:index", forged)
+    if forged in ("7", "1e3"):
+        assert home.refused(claim, spec, name="index") is ErrorCode.FAULT
+    else:
+        made = home.spawn(claim, spec, name="index")
+        assert (made["job"], made["known"]) == (derived.child_id(spec.id, 1), False)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -332,6 +346,8 @@ def test_attack_20_a_notice_that_nobody_signed_kills_nothing(home: Home) -> None
                 home.desk.redis.hset(KEYS.job(spec.id), mapping=_end(claim, "n1", signer, State.KILLED))
             await family.hear(spec.id)
             seen.append(len(below.orders))
+        # Who hides that it started others hides none of them from its end.
+        home.desk.redis.delete(KEYS.kids(spec.id))
         family.killed(who.run)
         await asyncio.gather(*family._tasks)
         return seen, home.desk.redis.xrevrange(KEYS.control(), count=1)[0][1][b"job"]

@@ -29,6 +29,7 @@ from tests.support.valkey import Valkey
 from tests.support.wait import await_until
 
 ROOT = Path(__file__).parents[2]
+GUEST_MAIN = ROOT / "runner" / "guest" / "command.py"
 GUEST = ROOT / "runner" / "guest" / "bin" / "ringfence-guest"
 
 
@@ -237,6 +238,24 @@ def test_attack_10_artifacts_are_bounded_and_what_is_given_up_leaves_nothing(
         await redis.aclose()
 
     in_line(scenario)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("", "policy, progress, signals, tools"),
+        ("call op {bad", "no JSON"),
+        ("policy may tool.call x {bad", "no JSON"),
+        ("tools call x {bad", "JSON object"),
+        ("mail send box {bad", "Expecting"),
+        ("signals send FOO", "there are KILL"),
+        ("files put", "read from stdin"),
+    ],
+)
+def test_wrong_words_are_told_in_a_line(words: str, says: str) -> None:
+    """No traceback, whatever part they are for; exit 2."""
+    done = subprocess.run([sys.executable, "-S", str(GUEST_MAIN), *words.split()], capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr, says in done.stderr) == (2, False, True), done.stderr
 
 
 def test_an_older_attempt_can_not_replace_what_a_newer_one_gave(valkey: Valkey) -> None:

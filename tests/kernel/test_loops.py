@@ -131,6 +131,10 @@ def test_equal_requests_to_a_model_are_counted_by_the_egress_process() -> None:
     found = Found()
     acted = [found.loops.counted(found.run, "requests", count) is not None for count in (2, 3, 4, 5, 7, 8, 0, 3, 4)]
     assert acted == [False, False, True, False, False, True, False, False, True]
+    # Other requests between equal ones say nothing of these: what was acted on is not acted on again for them.
+    found = Found()
+    counts = [count for number in range(2, 12) for count in (number, 0)]
+    assert sum(found.loops.counted(found.run, "requests", count) is not None for count in counts) == 2
 
 
 @pytest.mark.parametrize("action", ["freeze", "kill", "tell"])

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from runner import Grants, JobKilled
+from runner import Budget, Grants, JobKilled
 from runner.cli.ceiling import Import
 from runner.cli.commands import run_words
 from runner.client import disconnect_all
 from tests.support.rig import Rig, rigged
+from tests.support.wait import wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
 TOOL = """
@@ -57,6 +58,26 @@ def test_row_i1_two_agents_on_two_nodes_talk(rig: Rig) -> None:
     client = rig.app.call("talk_tasks:asks", [["a", "b"]], node=on(rig, "a"), grants=MAIL)
     assert client.result(timeout=40) == ["A", "B", server.id]
     assert server.result(timeout=40) == [client.id] * 3
+
+
+def test_two_agents_talk_keep_state_over_a_kill_and_a_retry_and_one_budget_stops_both(rig: Rig) -> None:
+    """All of it at once: neither the kill nor the freeze costs a round, and one word lets both go on to their ends."""
+    budget = Budget("pair", wall_s=3.0)
+    server = rig.app.call("talk_tasks:answers", node=on(rig, "b"), grants=MAIL, budget=budget)
+    grants = Grants(mail=("desk",), state="1M")
+    client = rig.app.call(
+        "talk_tasks:leads", [30], node=on(rig, "a"), grants=grants, budget=budget, retries=1, backoff=0.1
+    )
+    wait_until(lambda: rig.app.waiting(), "the budget to be used up", 20)
+    for job in (client, server):
+        rig.wait_state(job, "paused", "claimed")  # claimed: it was about to begin its next attempt
+    assert "its budget pair is used up" in str(client.status().waiting)
+    receipts = rig.app.budget("pair").approve({"wall": 3600})
+    assert {(receipt.job, receipt.outcome) for receipt in receipts} == {
+        (job.id, "approved") for job in (client, server)
+    }
+    assert client.result(timeout=40) == [2, 3, "ROUND 29"]
+    assert server.result(timeout=40) == [client.id] * 31
 
 
 def test_row_i2_a_letter_outlives_the_job_that_took_it(rig: Rig) -> None:

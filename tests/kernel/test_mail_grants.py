@@ -87,7 +87,7 @@ def test_what_nodes_say_to_each_other_is_read_back_whole(
 ) -> None:
     """Letters, signals and answers cross the wire as they are, and none of them is taken for another."""
     words = (
-        Letter(a, "main", b, a, 1, "n1", at_ms, at_ms, {"x": [a, None]}, flag, flag, b),
+        Letter(a, "main", b, "main-01hzxw3v9b0000000000000000", 1, "n1", at_ms, at_ms, {"x": [a, None]}, flag, flag, b),
         Signal(a, "main", name, b, a, 1, "n1", at_ms, b),
         Answer(a, "main", b, "queued", "n1", a),
     )

@@ -31,6 +31,7 @@ from tests.kernel import rig
 from tests.kernel.post import Fleet, Node, fleet
 from tests.kernel.rig import FakeRecorder, Pushed
 from tests.support.valkey import Valkey
+from tests.support.wait import await_until
 
 Answer = dict[str, Json]
 
@@ -170,6 +171,26 @@ def test_a_process_that_takes_no_record_gets_its_signals_later_each_once(valkey:
                 close()
             assert await outcome(node, who, "USR1") == "delivered"
             assert (pushed(who), tree.done) == (["USR1", "USR2"], ["SIGUSR1"])
+
+    asyncio.run(main())
+
+
+def test_attack_41_what_a_process_does_not_take_is_tried_again_once_at_a_time(valkey: Valkey) -> None:
+    """However many signals a job sends to processes that take none, each of these is tried again by one timer."""
+
+    async def main() -> None:
+        async with fleet(valkey, "n1") as nodes:
+            node = nodes["n1"]
+            who, _ = start(node)
+            await ask(node, who, "listen")
+            cast("Pushed", who.push).deaf = True
+            for _ in range(10):
+                await outcome(node, who, "USR1")
+                await ask(node, who, "mask", blocked=[])
+            assert len(node.signals._timers) == 1
+            cast("Pushed", who.push).deaf = False
+            await await_until(lambda: pushed(who) == ["USR1"], "the signal to come")
+            assert not node.signals._timers
 
     asyncio.run(main())
 

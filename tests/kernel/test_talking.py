@@ -50,9 +50,11 @@ def test_k2_a_task_and_its_forked_child_call_and_a_program_of_theirs_does_not(ri
     job = rig.app.call("calling_tasks:talk", [body])
     digest = hashlib.sha256(body.encode()).hexdigest()
     assert job.result(timeout=40) == {"digest": digest, "child": ErrorCode.UNKNOWN_OP, "other": ErrorCode.ENDED}
-    said = wait_until(job.progress, "the last word of its progress")
-    assert said is not None
-    assert (said.value, said.note, said.attempt) == (1.0, "the child says all", 1)
+    last = (1.0, "the child says all", 1)
+    wait_until(
+        lambda: (said := job.progress()) is not None and (said.value, said.note, said.attempt) == last,
+        "the last word of its progress",
+    )
     (given,) = job.artifacts()
     assert (given.name, given.bytes, given.sha256) == ("report.txt", len(body), digest)
     assert job.artifact("report.txt") == body.encode()

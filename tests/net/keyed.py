@@ -108,6 +108,13 @@ tasks = ["*"]
 hosts = ["127.0.0.1:*"]
 field = "path:/bot{value}/"
 [[allow]]
+secrets = ["L"]
+tenants = ["*"]
+tasks = ["*"]
+hosts = ["127.0.0.1:*"]
+field = "json:token"
+body_bytes = 110
+[[allow]]
 secrets = ["FEW"]
 tenants = ["*"]
 tasks = ["*"]
@@ -117,7 +124,7 @@ at_once = 2
 """
 SECRETS = {
     name: VALUE.encode()
-    for name in ("Q", "J", "F", "P", "FEW", "KEY", "OTHER", "X_KEY", "BASIC", "ASK", "SHORT", "READ")
+    for name in ("Q", "J", "F", "L", "P", "FEW", "KEY", "OTHER", "X_KEY", "BASIC", "ASK", "SHORT", "READ")
 }
 
 

@@ -169,6 +169,9 @@ def test_the_job_s_own_headers_make_room() -> None:
         (b"Host", b"b.example"),
         (b"Authorization", b"x"),
         (b"X_Api_Key", b"y"),
+        (b"X.Api~Key", b"y"),
+        (b"X.HTTP_Method-Override", b"DELETE"),
+        (b"X-Forwarded-Uri", b"/other"),
         (b"Accept-Encoding", b"gzip"),
         (b"A", b"1"),
     ]

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from node_agent.errors import StoreAwayError
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.vfs.nodes import ENTRY_BYTES, Bounds
-from node_agent.kernel.vfs.paths import Parts
+from node_agent.kernel.vfs.paths import MAX_DEPTH, ODD, Parts
 from node_agent.storelink import answered
 from runner.scripts import loader
 from runner.wire import codec
@@ -26,6 +26,8 @@ from runner.wire.keys import Keys
 __all__ = ["Change", "Done", "Entry", "Index", "Loaded", "Lost", "Store", "Where"]
 
 _ENTRY: Final = re.compile(rb"([fd]) (\d{1,16}) (\d{1,16}) (\d{1,16}) (\d{1,16}) (\S{1,64}) (\S{1,128})")
+#: As paths.split makes them.
+_PATH: Final = re.compile(rb"(?:/(?!\.\.?(?:/|\Z))[^/]{1,255}){1,%d}" % MAX_DEPTH)
 _FAULTS: Final = {
     b"conflict": (ErrorCode.CONFLICT, "somebody else changed it first: read it again"),
     b"exists": (ErrorCode.EXISTS, "somebody else made it first"),
@@ -33,6 +35,7 @@ _FAULTS: Final = {
     b"not_empty": (ErrorCode.NOT_EMPTY, "the directory is not empty"),
     b"quota": (ErrorCode.QUOTA, "the volume is full"),
     b"too_large": (ErrorCode.TOO_LARGE, "the file is too large"),
+    b"swollen": (ErrorCode.TOO_LARGE, "the store holds more there than a job may write: somebody else wrote it"),
 }
 
 
@@ -67,8 +70,9 @@ class Loaded(NamedTuple):
 
     def entries(self) -> dict[Parts, Entry]:
         """Return the entries by path."""
-        read = ((name, _entry(value, self.now_ms)) for name, value in zip(self.flat[::2], self.flat[1::2], strict=True))
-        return {_parts(name): entry for name, entry in read if entry is not None}
+        rows = zip(self.flat[::2], self.flat[1::2], strict=True)
+        read = ((_parts(name), _entry(value, self.now_ms)) for name, value in rows)
+        return {parts: entry for parts, entry in read if parts and entry is not None}
 
 
 class Done(NamedTuple):
@@ -138,8 +142,8 @@ class Store:
 
     async def content(self, where: Where, path: Parts) -> bytes | None:
         """Return what the store has of a file; None: nothing."""
-        found = await answered(self._redis.hget(where.contents, _name(path)))
-        return found if isinstance(found, bytes) else None
+        reply = await self._run(where, {"op": "read", "known": 0, "list": [{"path": _name(path)}]}, ())
+        return cast("bytes", reply[1]) if reply[0] == b"content" else None
 
     async def _run(self, where: Where, doc: dict[str, codec.Json], blobs: Sequence[bytes]) -> list[object]:
         bounds = where.bounds
@@ -181,4 +185,8 @@ def _name(parts: Parts) -> str:
 
 
 def _parts(name: bytes) -> Parts:
-    return tuple(part for part in name.decode("utf-8", "replace").split("/") if part)
+    """Return a stored path; nothing for what no job can have written there: it would be no path at all to it."""
+    text = name.decode("utf-8", "replace")
+    if _PATH.fullmatch(name) is None or ODD.search(text):
+        return ()
+    return tuple(text[1:].split("/"))

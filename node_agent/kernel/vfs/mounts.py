@@ -91,13 +91,13 @@ class Mounts:
         if grants.state_bytes is not None:
             self._at[("state",)] = (self._state(caller, store, keys, grants.state_bytes), ())
         else:
-            self._missing[("state",)] = "state (grant --state SIZE)"
+            self._missing[("state",)] = "a /state (--state SIZE)"
         memory = self._memory(caller, store, keys, grants.agent)
         for name in _NAMED:
             if memory is not None:
                 self._at[("mem", name)] = (memory, (name,))
             else:
-                self._missing[("mem", name)] = "an agent's memory (grant --agent NAME)"
+                self._missing[("mem", name)] = "an agent's memory (--agent NAME)"
         for name, documents in shown_at.items():
             self._at[(name,)] = (self._showing(documents(caller)), ())
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from node_agent.kernel.errors import CallError
 from runner.wire.calls import ErrorCode
 
-__all__ = ["MAX_DEPTH", "MAX_NAME_BYTES", "MAX_PATH_BYTES", "Parts", "shown", "split"]
+__all__ = ["MAX_DEPTH", "MAX_NAME_BYTES", "MAX_PATH_BYTES", "ODD", "Parts", "shown", "split"]
 
 #: Components from the root on.
 Parts: TypeAlias = tuple[str, ...]
@@ -23,7 +23,7 @@ MAX_NAME_BYTES: Final = 255
 #: Most components of a path.
 MAX_DEPTH: Final = 16
 #: What a terminal, a log line or the store's index could misread.
-_ODD: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+ODD: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def split(path: str, roots: Collection[Parts] = ()) -> Parts:
@@ -32,7 +32,7 @@ def split(path: str, roots: Collection[Parts] = ()) -> Parts:
     ``..`` is resolved component by component and never climbs out of ``/`` or out of one of ``roots``: what a program
     joins to a mount stays below that mount, whatever it holds. Raises CallError(BAD_REQUEST).
     """
-    if not path.startswith("/") or len(path) > MAX_PATH_BYTES or _ODD.search(path):
+    if not path.startswith("/") or len(path) > MAX_PATH_BYTES or ODD.search(path):
         raise CallError(ErrorCode.BAD_REQUEST, "a path begins with /, is printable and has at most 1024 bytes")
     found: list[str] = []
     for part in path.split("/"):

@@ -134,6 +134,13 @@ def alarmed() -> None:
 
 
 @app.task()
+def asks(count: int) -> None:
+    """Ask for as many sessions as fast as it goes."""
+    for _ in range(count):
+        os.write(100, b"\x14")
+
+
+@app.task()
 def stay(how: str) -> None:
     """Take the guest over: say that this attempt has ended, and never leave."""
     from runner.guest import again

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
-from runner import App
-from runner.inside import call, mail, signals
+from runner import App, current_job
+from runner.inside import call, mail, signals, state
 
 app = App()
 
@@ -30,6 +31,20 @@ def answers() -> list[str]:
                 letter.ack()
                 return seen
             letter.reply(str(letter.body).upper())
+
+
+@app.task
+def leads(rounds: int) -> list[object]:
+    """Ask round by round, die by SIGKILL after the third of the first attempt, and go on from what was kept."""
+    before = state.load("round", 0)
+    for number in range(int(str(before)), rounds):
+        answer = mail.ask("desk", f"round {number}", timeout=30)
+        state.save("round", number + 1)
+        if current_job.attempt == 1 and number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.1)
+    mail.send("desk", None)
+    return [current_job.attempt, before, answer]
 
 
 @app.task
