@@ -19,6 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 from node_agent.admission import Rules
 from node_agent.cancelling import end_all
 from node_agent.deciding import Decider
+from node_agent.endings import order_of
 from node_agent.errors import StoreAwayError
 from node_agent.kernel.family import NOTICE
 from node_agent.lanes import Lanes
@@ -317,7 +318,8 @@ class Control:
             buried = await self._store.sweep(lanes=served, serves=served)
             for dead in buried:
                 self._supervisor.bury(dead)
-            jobs.update(dead.claim.job for dead in buried)
+            # A sweep also takes what other kills took out of a lane: those are answered under their own orders.
+            jobs.update(dead.claim.job for dead in buried if order_of(dead.word).command == command.id)
             if not buried and self._store.swept:
                 break
         await ending

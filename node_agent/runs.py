@@ -296,6 +296,8 @@ class Runs:
     async def _parked(self, claim: Claim, run: Run) -> None:
         """Look how many attempts operators' words allow; a first attempt needs none."""
         if claim.attempt > 1 and self._tools.kernel is not None:
+            # A kill by selector compares what was signed: it has to find the attempt while this waits for the store.
+            self._judge(claim, run)
             await self._tools.kernel.parks(run)
 
     def _admit(self, claim: Claim, run: Run) -> Admitted | Denial:

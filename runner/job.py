@@ -173,9 +173,7 @@ class Job(Generic[R]):
         now = self.status().attempt if attempt is None else attempt
         return approving.decide(self._client(), approved, self.id, now, secret, reason=reason, wait_s=wait)
 
-    def answer(
-        self, approved: bool, ask: str | None = None, reason: str = "", wait: float = 15.0
-    ) -> PauseReceipt:
+    def answer(self, approved: bool, ask: str | None = None, reason: str = "", wait: float = 15.0) -> PauseReceipt:
         """Say yes or no to a call that policy leaves to a person: the question ``ask``, or the only one that waits.
 
         A yes lets one call through. Outcome ``stored``: nobody waits for it at the moment, the next attempt gets it.

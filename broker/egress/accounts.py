@@ -25,8 +25,9 @@ __all__ = ["Reader"]
 _ACCOUNT: Final = re.compile(rb'"usage"\s{0,16}:\s{0,16}(?=\{)')
 _NO_ACCOUNT: Final = re.compile(rb'"usage"\s{0,16}:\s{0,16}null')
 _MODEL: Final = re.compile(rb'"model"\s{0,16}:\s{0,16}"([!#-\[\]-~]{1,128})"')
-#: An account stands at the top of an answer, or in the one object that an event is about.
-_DEEPEST: Final = 2
+#: An account stands at the top of an answer; in an event also in the one object that it is about.
+_TOP: Final = 1
+_IN_EVENT: Final = 2
 #: Longest account that is read, and the most candidates in what comes at once.
 _ACCOUNT_BYTES: Final = 4096
 _MOST: Final = 256
@@ -53,6 +54,7 @@ class Reader:
 
     def __init__(self, *, events: bool = False) -> None:
         self._events = events
+        self._deepest = _IN_EVENT if events else _TOP
         self._kept = b"\n" if events else b""
         #: Where what is kept begins: how deep, in a string, behind a backslash.
         self._depth = 0
@@ -83,7 +85,7 @@ class Reader:
                 continue
             self._advance(text[at:start])
             at = start
-            if self._quoted or self._escaped or self._depth > _DEEPEST:
+            if self._quoted or self._escaped or self._depth > self._deepest:
                 continue
             done = self._read(text, found)
             if done > len(text):
@@ -108,7 +110,7 @@ class Reader:
             self.model = self.model or found[1].decode("ascii")
             return found.end()
         if found.re is _NO_ACCOUNT:
-            self.missing = self.missing or self._depth == 1
+            self.missing = True
             return found.end()
         account, done = _object_at(text, found.end())
         if account is not None:

@@ -4,6 +4,7 @@
     ├── RefusedError      not granted, or an address that no grant of this kind reaches: answered with 403
     ├── UnreachableError  granted, but no name, no route or no answer: answered with 502
     ├── BadRequestError   not a request that a proxy takes: answered with 400
+    │   └── LongHeadError  a request's head is longer than one may be: answered with 431
     ├── TooLargeError     more than one request may send: answered with 413
     ├── CrowdedError      more requests at once than the job may have: answered with 429
     └── SecretRefusedError  the broker gives no leave to send a secret there now: answered with 403, 429 or 503
@@ -19,6 +20,7 @@ __all__ = [
     "BadRequestError",
     "CrowdedError",
     "EgressError",
+    "LongHeadError",
     "RefusedError",
     "SecretRefusedError",
     "TooLargeError",
@@ -62,6 +64,12 @@ class BadRequestError(EgressError):
 
     status = 400
     socks = 7
+
+
+class LongHeadError(BadRequestError):
+    """The head of a request is larger than one may be."""
+
+    status = 431
 
 
 class TooLargeError(EgressError):

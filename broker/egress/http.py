@@ -16,7 +16,7 @@ from typing import Final
 import h11
 
 from broker.egress import keyed
-from broker.egress.errors import BadRequestError, EgressError
+from broker.egress.errors import BadRequestError, EgressError, LongHeadError
 from broker.egress.exchange import Headers, carry, follow, length_of, passed, refuse
 from broker.egress.meter import Tally, models_path
 from broker.egress.routes import Goal, goal_of, path_of
@@ -57,6 +57,9 @@ async def _one(visit: Visit, client: h11.Connection) -> bool:
             request = await follow(client, visit.side)
     if not isinstance(request, h11.Request):
         return False
+    if _size(request) > MAX_HEAD_BYTES:
+        # One that comes in one piece is whole at once, and was never too long to wait for its end.
+        raise LongHeadError(f"a request's head has {MAX_HEAD_BYTES} bytes at most")
     if request.method == b"CONNECT":
         await _tunnel(visit, client, request)
         return False
@@ -84,6 +87,12 @@ async def _carried(visit: Visit, client: h11.Connection, request: h11.Request) -
         await carry(visit, client, far, server, Tally(visit.meter, request.method, goal.path))
     finally:
         visit.leave()
+
+
+def _size(request: h11.Request) -> int:
+    return (
+        len(request.method) + len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+    )
 
 
 def _goes_on(client: h11.Connection) -> bool:

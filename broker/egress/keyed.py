@@ -17,7 +17,7 @@ from typing import Final
 
 import h11
 
-from broker.egress.errors import BadRequestError, SecretRefusedError, UnreachableError
+from broker.egress.errors import BadRequestError, LongHeadError, SecretRefusedError, UnreachableError
 from broker.egress.exchange import Headers, carry, collected, length_of, passed
 from broker.egress.fields import body_kind, in_body, in_target
 from broker.egress.keys import NO_LEAVE, Keys, Leave
@@ -47,6 +47,8 @@ _AS_READ: Final = bytes(code if chr(code).isalnum() and code < 128 else ord("-")
 #: A body that a value may go into is read whole first.
 MAX_FIELD_BODY_BYTES: Final = 1 << 20
 _BODY: Final = frozenset({b"content-length", b"transfer-encoding", b"expect"})
+#: Method and path, without query: what is longer is no question that the broker reads, and no address that hosts take.
+_MAX_ASKED: Final = 8192
 #: A kept connection that rested for longer may have been closed by the host just now.
 _REST_S: Final = 4.0
 
@@ -142,7 +144,9 @@ async def _send(
     if body is not None:
         out += (server.send(h11.Data(data=body)) or b"") + (server.send(h11.EndOfMessage()) or b"")
     await chain.far.send(out)
-    await carry(visit, client, chain.far, server, Tally(visit.meter, request.method, draft.path), mask)
+    tally = Tally(visit.meter, request.method, draft.path)
+    tally.sent(body or b"")
+    await carry(visit, client, chain.far, server, tally, mask)
     if _reusable(chain):
         server.start_next_cycle()
         chain.rested_s = visit.now_s()
@@ -171,6 +175,8 @@ def _keys(visit: Visit, request: h11.Request) -> Keys:
 
 async def _leave(visit: Visit, keys: Keys, draft: _Draft) -> Leave:
     asked = f"{draft.request.method.decode('ascii')} {draft.path.partition('?')[0]}"
+    if len(asked) > _MAX_ASKED:
+        raise LongHeadError(f"method and path of a request for a secret's host have {_MAX_ASKED} characters at most")
     try:
         return await keys.use(draft.chain.host, asked, draft.begin)
     except SecretRefusedError as error:

@@ -59,7 +59,9 @@ def _routed(target: str, rules: Rules) -> Goal:
     name, path = rest[:cut], rest[cut:]
     route = rules.route(name)
     if route is None:
-        raise RefusedError(f"{ascii(name[:_MAX_NAME])[1:-1]} is no route of this job: RINGFENCE_URL_… names those")
+        raise RefusedError(
+            f"{ascii(name[:_MAX_NAME])[1:-1]} is no route of this job: its variables RINGFENCE_URL_* hold those"
+        )
     return Goal(route.to, path if path.startswith("/") else f"/{path}", route.secure)
 
 

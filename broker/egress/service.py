@@ -108,6 +108,8 @@ class _Agent:
 
     def __init__(self, service: Service, end: socket.socket, uid: int) -> None:
         self.doors: dict[str, Door] = {}
+        #: Closed because their moulds have ended; the agent has not asked yet what was used.
+        self._ended: dict[str, Door] = {}
         self._service = service
         self._end = end
         self._uid = uid
@@ -159,8 +161,9 @@ class _Agent:
                     log.warning("a door was not opened: %s", refused)
                 self._answer({"id": record["id"], "refused": refused})
             case "close":
-                door = self.doors.get(str(record["attempt"]))
-                task = self._loop.create_task(self._close(record["id"], door))
+                attempt = str(record["attempt"])
+                door = self.doors.get(attempt) or self._ended.get(attempt)
+                task = self._loop.create_task(self._close(record["id"], attempt, door))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case _:
@@ -178,7 +181,7 @@ class _Agent:
             return "this egress process can't verify hosts"
         if attempt in self.doors:
             return "it has one already"
-        if len(self.doors) >= _MAX_DOORS:
+        if len(self.doors) + len(self._ended) >= _MAX_DOORS:
             return f"{_MAX_DOORS} are open"
         listener, pidfd = socket.socket(fileno=fds[0]), fds[1]
         line = socket.socket(fileno=fds[2]) if rules.keyed else None
@@ -207,12 +210,15 @@ class _Agent:
                 return f"{each}: {why}"
         return ""
 
-    async def _close(self, number: Json, door: Door | None) -> None:
+    async def _close(self, number: Json, attempt: str, door: Door | None) -> None:
         usage = asdict(await door.gone()) if door is not None else {}
+        self._ended.pop(attempt, None)
         self._answer({"id": number, "usage": usage})
 
     def _forget(self, attempt: str) -> None:
-        self.doors.pop(attempt, None)
+        door = self.doors.pop(attempt, None)
+        if door is not None and self._end.fileno() >= 0:
+            self._ended[attempt] = door
 
     def _denied(self, attempt: str, host: str, port: int, why: str) -> None:
         record: dict[str, Json] = {"op": "denied", "attempt": attempt, "host": host, "port": port, "why": why}

@@ -138,9 +138,8 @@ class Lines:
                 return
 
     def _word(self, line: _Line, message: Message) -> Reply:
-        attempt = line.lease.attempt
         if message.sender.uid not in self._users or message.cut:
-            self._note("line.foreign_word", attempt=attempt, uid=message.sender.uid)
+            self._remark(line, "line.foreign_word", uid=message.sender.uid)
             return {}
         try:
             order = orders.read(message)

@@ -232,9 +232,13 @@ class Attempt:
     def close(self) -> None:
         """Give back the channel and the result; the pipes are the supervisor's. Idempotent."""
         filled = [*self.disks, *(() if self._result_fd is None else (self._result_fd,))]
-        self.closing = closing.away(self.seat, filled, self.channel) or self.closing
+        self.closing = closing.away(self.seat, filled, self.channel, heard=self._told) or self.closing
         self.disks = self.seat = ()
         self._result_fd = None
+
+    @property
+    def _told(self) -> bool:
+        return self.heard or self._failure is not None
 
     async def freed(self) -> None:
         """Return once all is freed that ``close`` gave back: until then what it had in memory counts as the slot's."""

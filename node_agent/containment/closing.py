@@ -28,16 +28,23 @@ _SPACE: Final = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * _MOST_FDS)
 _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
-def away(small: Sequence[int], unknown: Sequence[int], channel: socket.socket) -> asyncio.Future[None] | None:
+def away(
+    small: Sequence[int], filled: Sequence[int], channel: socket.socket, *, heard: bool = True
+) -> asyncio.Future[None] | None:
     """Close everything; return what is done once the rest is closed, None if nothing took long.
 
-    ``small``: descriptors of ours. ``unknown``: what a job may have filled. ``channel``: with what lies in it unread.
+    ``small``: descriptors of ours. ``filled``: files and file systems in memory that a job may have filled.
+    ``channel``: with what lies in it unread, first the worker's READY unless that was ``heard``.
     """
     for fd in small:
         os.close(fd)
     left, unread = left_in(channel)
-    rest = [*unknown, *left]
-    if not unread and sum(map(_weight, rest)) <= _SMALL_BYTES:
+    ready = [] if heard else left[:1]
+    known = [*filled, *(fd for record in ready for fd in record)]
+    # Of what the job itself has sent even a question may take long: it can be of a file system that hangs.
+    strange = [fd for record in left[len(ready) :] for fd in record]
+    rest = [*known, *strange]
+    if not unread and not strange and sum(map(_weight, known)) <= _SMALL_BYTES:
         for fd in rest:
             os.close(fd)
         channel.close()
@@ -61,9 +68,12 @@ def away(small: Sequence[int], unknown: Sequence[int], channel: socket.socket) -
     return done
 
 
-def left_in(channel: socket.socket) -> tuple[list[int], bool]:
-    """Take the descriptors out of what lies unread in a channel; return them, and whether there may be more."""
-    found: list[int] = []
+def left_in(channel: socket.socket) -> tuple[list[list[int]], bool]:
+    """Take the descriptors out of what lies unread in a channel.
+
+    Return them for each record, and whether there may be more.
+    """
+    found: list[list[int]] = []
     if channel.fileno() < 0:
         return found, False
     # With it each record brings its sender along, so that an empty one is no end.
@@ -75,10 +85,11 @@ def left_in(channel: socket.socket) -> tuple[list[int], bool]:
             return found, False
         if not ancillary:
             return found, False
+        found.append([])
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 whole = memoryview(data)[: len(data) - len(data) % 4]
-                found.extend(whole.cast("i"))
+                found[-1].extend(whole.cast("i"))
     return found, True
 
 

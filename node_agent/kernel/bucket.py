@@ -30,6 +30,10 @@ class Bucket:
         self._left -= count
         return True
 
+    def has(self, count: float) -> bool:
+        """Return whether there are so many."""
+        return self.take(0.0) and self._left >= count
+
     def charge(self, count: float) -> None:
         """Take more, whether it is there or not: what something has cost is known only afterwards."""
         self._left -= count

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,6 +84,8 @@ class Budgets:
         self._accounts: dict[tuple[str, str], Account] = {}
         self._by_attempt: dict[str, tuple[Account, Member]] = {}
         self._stirred = asyncio.Event()
+        #: What has changed since the last look: one job's many reports must not have every budget looked at.
+        self._moved: set[Account] = set()
         self._turned = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._orders: set[asyncio.Task[None]] = set()
@@ -103,7 +106,7 @@ class Budgets:
         account.members[attempt] = member
         account.known = False
         self._by_attempt[attempt] = (account, member)
-        self._wake()
+        self._wake(account)
         await self._until_room(account, member)
         member.waits = False
         member.looked_s = self._clock()
@@ -120,7 +123,7 @@ class Budgets:
             member.cpu_s = max(member.cpu_s, usage.cpu_s)
         member.ended_s = self._clock()
         account.leave(member.attempt)
-        self._wake()
+        self._wake(account)
 
     # What is used.
 
@@ -138,7 +141,7 @@ class Budgets:
         bound = member.budget.bounds.get("cost_usd")
         if bound is not None and (inward or outward):
             account.charge("cost_usd", self._cost(told, member, bound, inward, outward))
-        self._wake()
+        self._wake(account)
 
     def _cost(self, told: Metered, member: Member, bound: float, inward: int, outward: int) -> float:
         cost = self._prices.cost_usd(told.model, inward, outward)
@@ -162,7 +165,7 @@ class Budgets:
         account.charge(unit, amount)
         if unit in member.budget.bounds:
             account.known = False
-            self._wake()
+            self._wake(account)
             await self._until_room(account, member)
             if member.run.stopping:
                 raise CallError(ErrorCode.ENDED, "this attempt ends")
@@ -209,24 +212,25 @@ class Budgets:
         return {"key": account.key, "on_hit": member.budget.on_hit, "units": units}
 
     async def _run(self) -> None:
+        loop, all_s = asyncio.get_running_loop(), 0.0
         while True:
             if not self._accounts:
                 await self._stirred.wait()
-            try:
-                async with asyncio.timeout(self._step_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(all_s):
                     await self._stirred.wait()
-            except TimeoutError:
-                pass
             self._stirred.clear()
-            await self._step()
+            moved, self._moved = self._moved, set()
+            if loop.time() >= all_s:
+                all_s, moved = loop.time() + self._step_s, set(self._accounts.values())
+            await self._step([account for account in self._accounts.values() if account in moved])
             await asyncio.sleep(_LEAST_S)
 
-    async def _step(self) -> None:
-        """Charge the time, tell and read every budget, act on what it says."""
-        for account in tuple(self._accounts.values()):
+    async def _step(self, live: Sequence[Account]) -> None:
+        """Charge the time, tell and read these budgets, act on what they say."""
+        for account in live:
             for member in tuple(account.members.values()):
                 self._charge_times(account, member)
-        live = tuple(self._accounts.values())
         places = asyncio.Semaphore(_AT_ONCE)
 
         async def looked(account: Account) -> None:
@@ -300,7 +304,7 @@ class Budgets:
                 member.run.kill(KillOrder("", now_ms(), reason=why, by=self._by))
         finally:
             member.busy = False
-        self._wake()
+        self._wake(account)
 
     @property
     def _by(self) -> str:
@@ -387,5 +391,6 @@ class Budgets:
             if id(account) not in kept and not account.pending and not account.sending:
                 del self._accounts[name]
 
-    def _wake(self) -> None:
+    def _wake(self, account: Account) -> None:
+        self._moved.add(account)
         self._stirred.set()

@@ -206,6 +206,11 @@ class Channel:
         self.charge(took_s / CALL_S)
         self._exchange.rota.worked(took_s)
 
+    @property
+    def light(self) -> bool:
+        """Whether it has more than half of its calls left."""
+        return self._bucket is None or self._bucket.has(BURST / 2)
+
     def step(self) -> bool:
         """Handle one call of one session; without a call left in the bucket, all of them wait unread."""
         if self._bucket is None or self._closed:

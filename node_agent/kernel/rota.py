@@ -28,6 +28,10 @@ MOST_REST_S: Final = 0.1
 class Turn(Protocol):
     """Somebody who takes turns."""
 
+    @property
+    def light(self) -> bool:
+        """Whether it has taken little of late: then it need not wait while the costly ones rest."""
+
     def step(self) -> bool:
         """Handle one thing; return whether there may be more."""
 
@@ -48,7 +52,7 @@ class Rota:
         """Let ``turn`` have its step: at once while there is little to do, else in its place in the line."""
         if turn in self._in:
             return
-        if self._line or not self._quiet():
+        if not self._quiet() or not (turn.light or self._idle()):
             self._in.add(turn)
             self._line.append(turn)
             self._serve_soon()
@@ -85,7 +89,10 @@ class Rota:
         now_s = self._clock()
         if now_s - self._window_s > 2 * SLICE_S:
             self._window_s, self._spent_s = now_s, 0.0
-        return self._spent_s < SLICE_S and self._rested_s - now_s < SLICE_S
+        return self._spent_s < SLICE_S
+
+    def _idle(self) -> bool:
+        return not self._line and self._rested_s - self._clock() < SLICE_S
 
     def _rest(self, took_s: float) -> None:
         """The loop belongs to others for as long, when there is so much of it that a timer can tell."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from node_agent.errors import InvariantError
+from node_agent.kernel.bucket import Bucket
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.seams import Around
@@ -43,6 +44,8 @@ _AGAIN_S: Final = 0.005
 #: Most characters of a resource in a record.
 _MOST_TOLD: Final = 256
 _MOST_NUMBER: Final = 2**53
+#: Faults of parts that are logged, the node's all together: a job that found one could fill the disk. All are counted.
+_faults: Final = Bucket(0.2, 20.0)
 #: Where records arrive; the loop reads one at a time.
 _space: Final = memoryview(bytearray(MAX_CALL_BYTES + 1))
 
@@ -287,8 +290,9 @@ class CallSession:
         elif isinstance(error, RecordError):
             code, why = ErrorCode.BAD_REQUEST, str(error)
         else:
-            extra = {"job": self._caller.job, "op": call.entry.op}
-            log.error("a call failed in the agent", exc_info=error, extra=extra)
+            if _faults.take():
+                extra = {"job": self._caller.job, "op": call.entry.op}
+                log.error("a call failed in the agent", exc_info=error, extra=extra)
             code, why = ErrorCode.FAULT, f"the node agent failed ({type(error).__name__})"
         self._answer(call, code.value, _refusal(call.number, code, why))
 

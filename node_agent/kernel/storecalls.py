@@ -15,6 +15,7 @@ from typing import Final, cast
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from node_agent.kernel.bucket import Bucket
 from node_agent.kernel.errors import CallError
 from runner.scripts import loader
 from runner.wire.calls import ErrorCode
@@ -36,6 +37,8 @@ _PASSING: Final = (
     "MISCONF",
     "NOREPLICAS",
 )
+#: Refusals that are logged: a job that found one could fill the disk.
+_refusals: Final = Bucket(0.2, 20.0)
 #: Longest wait for one answer of the store, in seconds.
 WAIT_S: Final = 2.0
 
@@ -62,7 +65,8 @@ class StoreCalls:
                     reply = await cast("Awaitable[object]", self._redis.eval(script.text, len(names), *given))
         except (RedisError, TimeoutError, OSError) as error:
             if isinstance(error, ResponseError) and not str(error).startswith(_PASSING):
-                log.warning("a script of the kernel failed", extra={"script": name, "error": str(error)})
+                if _refusals.take():
+                    log.warning("a script of the kernel failed", extra={"script": name, "error": str(error)})
                 raise CallError(ErrorCode.FAULT, "the store refuses what the node asks of it: see its log") from None
             why = f"the store does not answer ({type(error).__name__}); ask again"
             raise CallError(ErrorCode.UNAVAILABLE, why) from None

@@ -6,6 +6,7 @@ at the moment is printed as stored.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Final, Literal
 
 import typer
@@ -14,7 +15,7 @@ from runner.cli import exitcode
 from runner.cli.options import HomeOption, JsonOption, RedisOption, TenantOption
 from runner.cli.output import print_json, print_line, print_table
 from runner.cli.site import Site, site_of
-from runner.errors import UsageError
+from runner.errors import JobNotFoundError, UsageError
 from runner.limits import amounts_of
 from runner.wire.receipt import PauseReceipt
 from runner.wire.view import WaitView
@@ -106,8 +107,9 @@ def _decided(
         asks = app.job(job)
         app = site.app(asks.tenant)
         if ask is None and not any(view.job == job for view in app.waiting()):
-            # Nothing asked: then it is its budget that it stands still for.
-            budget = asks.budget_key()
+            # Nothing asked: then it is its budget that it stands still for. Of an unknown job the receipt says so.
+            with contextlib.suppress(JobNotFoundError):
+                budget = asks.budget_key()
         if budget is None:
             if add:
                 raise UsageError("--add goes with a budget, and this job asks for a call")

@@ -98,8 +98,10 @@ class Waiting:
 
     swept = True
 
-    def __init__(self, jobs: list[str], crew: Crew, *, ends: bool = False) -> None:
+    def __init__(self, jobs: list[str], crew: Crew, *, ends: bool = False, word: bytes | None = None) -> None:
+        """``word``: the kill that the store names for those in the lane; default the one that is carried out."""
         self._left, self._run, self._crew, self._ends = jobs, crew.run, crew, ends
+        self._word = KillWord("cutoff", record.dumps(COMMAND) if word is None else word, "", 1)
 
     async def read_cutoffs(self, tenants: set[str]) -> None:
         """Know them already; ``ends``: meanwhile something else ends the attempt."""
@@ -116,7 +118,7 @@ class Waiting:
     async def sweep(self, **_where: object) -> list[Dead]:
         """Hand out what is left in the lane."""
         await await_until(lambda: bool(self._run.orders), "the running attempt is killed")
-        found = [Dead(Claim(job, 1, LANE), KillWord("cutoff", b"", "", 1)) for job in self._left]
+        found = [Dead(Claim(job, 1, LANE), self._word) for job in self._left]
         self._left.clear()
         self._run.settle(cast("Proof", SimpleNamespace(real=False)))
         return found
@@ -191,6 +193,18 @@ def test_a_cutoff_counts_each_job_once(given_back: bool, count: int) -> None:
         assert crew.buried == [job]
         assert post.counts == [count]
         assert post.receipts == [crew.run.job_id]
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_another_kill_took_out_of_its_lane_is_not_counted() -> None:
+    """The sweep ends it all the same; its receipt goes to who ordered that other kill."""
+
+    async def scenario() -> None:
+        crew, job = Crew(), build.job().id
+        other = record.dumps(orders.command("kill", Selector("job", job), None))
+        post = await cut(crew, Waiting([job], crew, word=other))
+        assert (crew.buried, post.counts, post.receipts) == ([job], [1], [crew.run.job_id])
 
     asyncio.run(scenario())
 

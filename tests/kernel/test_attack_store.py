@@ -288,6 +288,11 @@ def test_names_that_no_job_can_write_are_no_files(valkey: Valkey) -> None:
         loaded = await store.load(where, 0)
         assert loaded is not None
         assert set(loaded.entries()) == {("a",), ("...",), (".b",), ("c d",)}
+        for version in ("9007199254740991", "9" * 400, "-1", "x"):
+            await client.hset(KEYS.state(job), ".version", version)
+            done = await store.change(where, [Change("put", ("v",), data=b"1")])
+            assert 0 < done.version < 2**45
+            await store.change(where, [Change("del", ("v",), done.version)])
         await client.aclose()
 
     run(main())
@@ -416,7 +421,7 @@ def test_attack_31_a_start_believes_its_own_anchors_alone_and_looks_behind_other
         assert stand.told == []
         true = record.dumps(FlightHead("n1", "b00t", 1000, digest, 1))
         await store.xadd(key, {"head": true, "sig": signed(stand.signer, true)})
-        for _ in range(5):
+        for _ in range(100):
             await store.xadd(key, {"head": "junk"})
         await stand.anchors.compare()
         assert "line 1000 was anchored" in stand.told[0]

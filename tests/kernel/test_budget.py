@@ -335,3 +335,22 @@ def test_a_price_table_that_is_not_understood_does_not_load(text: str) -> None:
     """Fail closed."""
     with pytest.raises(PolicyError):
         prices.parse(text)
+
+
+def test_attack_41_one_job_s_reports_have_no_other_budget_looked_at(valkey: Valkey) -> None:
+    """Whatever a door reports, as often as it may: another budget is asked for in the store once a step."""
+
+    async def main() -> None:
+        async with node(valkey, prices=PRICES, step_s=30.0) as on:
+            quiet = await started(on, ledger.job_of(Budget("quiet", tokens=10**6)))
+            busy = await started(on, ledger.job_of(Budget("busy", tokens=10**6)))
+            mine, other = (on.budgets._by_attempt[who.attempt][0] for who in (busy, quiet))
+            before = other.batch
+            for _ in range(5):
+                at = mine.batch
+                on.budgets.metered(told(busy.attempt, tokens_in=1))
+                await until(lambda at=at: mine.batch > at, "the report in the store")  # type: ignore[misc] # bound now
+            assert other.batch == before
+            assert mine.total("tokens") == 5
+
+    run(main())

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from node_agent.kernel import session as sessions
+from node_agent.kernel.bucket import Bucket
 from node_agent.kernel.caller import Caller
 from node_agent.kernel.metrics import Metrics
 from node_agent.kernel.recorder import Recorder
@@ -20,7 +22,7 @@ from node_agent.kernel.session import MAX_IN_FLIGHT
 from node_agent.kernel.table import Entry, table_of
 from node_agent.kernel.witness import Witness
 from node_agent.run import KillOrder
-from runner.guest.calls import Session
+from runner.guest.calls import CallRefused, Session
 from runner.wire.codec import Json
 from tests.agent import build
 from tests.kernel import rig
@@ -78,6 +80,8 @@ def test_attack_41_between_two_slices_the_loop_belongs_to_others_for_as_long() -
     """Jobs with costly calls, however many, get no more than half of the loop: kills and ends have the other."""
 
     class Costly:
+        light = False
+
         def __init__(self, clock: list[float]) -> None:
             self.clock, self.times = clock, deque[float]()
 
@@ -86,6 +90,14 @@ def test_attack_41_between_two_slices_the_loop_belongs_to_others_for_as_long() -
             self.times.append(time.monotonic())
             return True
 
+    class Light:
+        light = True
+        steps = 0
+
+        def step(self) -> bool:
+            self.steps += 1
+            return False
+
     async def main() -> float:
         clock = [0.0]
         rota = Rota(lambda: clock[0])
@@ -93,6 +105,9 @@ def test_attack_41_between_two_slices_the_loop_belongs_to_others_for_as_long() -
         for turn in turns:
             rota.join(turn)
         await await_until(lambda: sum(len(turn.times) for turn in turns) >= 7, "some slices")
+        light = Light()
+        rota.join(light)
+        assert light.steps == 1  # who has taken little waits for no rest of the others
         for turn in turns:
             rota.leave(turn)
         times = sorted(at for turn in turns for at in turn.times)
@@ -146,3 +161,25 @@ def test_a_kill_acts_whatever_becomes_of_its_record(tmp_path: Path) -> None:
     run.kill(KillOrder("", 1, reason="over"))
     assert (run.cause, run.stopping, recorder.misses) == ("kill", True, 1)
     recorder.close()
+
+
+def test_faults_that_a_job_causes_at_will_fill_no_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some are told with all that is known of them; the others are answered and counted."""
+    monkeypatch.setattr(sessions, "_faults", Bucket(0.0001, 3.0))
+
+    async def scenario(line: Line) -> None:
+        def process() -> list[str]:
+            found = []
+            with Session(line.attempt.far.fileno()) as session:
+                for _ in range(20):
+                    with pytest.raises(CallRefused) as caught:
+                        session.call("test.fail")
+                    found.append(caught.value.code)
+            return found
+
+        assert await talk(process) == ["fault"] * 20
+
+    in_line(scenario)
+    assert sum("a call failed in the agent" in one.message for one in caplog.records) == 3

@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from broker.egress.rules import Destination, Rules
-from node_agent.egress import Egress
+from node_agent.egress import Egress, Metered
 from node_agent.errors import EgressAwayError, EgressMissingError, EgressRefusedError
 from node_agent.storecheck import store_addresses
 from runner.wire.grants import NetGrant
@@ -43,10 +43,18 @@ def test_a_closed_door_takes_its_connections_with_it() -> None:
 
 
 def test_the_mould_s_end_closes_the_door() -> None:
-    """Without any word of the agent: a mould that is gone is enough."""
-    with served() as server:
+    """Without any word of the agent: a mould that is gone is enough. What was used is told when the agent asks."""
+    with served(lambda _: b"") as server:
 
         async def scenario(e: Egressed) -> None:
+            used: list[dict[str, int]] = []
+            metered: list[Metered] = []
+            e.egress._on_used = lambda _, counts: used.append(counts)
+            e.egress.on_metered = metered.append
+            asked = e.client.dial()
+            head = f"POST http://127.0.0.1:{server.port}/v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+            await e.client.send(asked, head.encode() + b"a question"[:9])
+            await await_until(lambda: any(b"a questio" in one for one in server.seen), "the question")
             tunnel, _ = await e.client.connect(f"127.0.0.1:{server.port}")
             e.mould.kill()
             assert await e.client.read(tunnel) == b""
@@ -58,6 +66,9 @@ def test_the_mould_s_end_closes_the_door() -> None:
                     await e.client.read(late)
             e.door.close()
             await e.gone()
+            await e.egress.settled()
+            assert [(one["requests"], one["unknown"]) for one in used] == [(2, 1)]
+            assert (sum(one.requests for one in metered), sum(one.unknown_sent_bytes for one in metered)) == (2, 9)
 
         in_door(scenario, net=[("127.0.0.1", server.port)], named=[f"127.0.0.1:{server.port}"])
 

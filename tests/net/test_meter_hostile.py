@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.egress.accounts import Reader
@@ -48,7 +48,7 @@ def test_attack_15_what_a_job_has_come_back_as_json_is_no_account(size: int, pad
     """Schemas of tools and what a model gives a tool: deeper than accounts stand, whether they say little or much."""
     much = {"input_tokens": 10**9, "output_tokens": 10**9}
     used = {"type": "tool_use", "input": {"usage": much, "x": "y" * pad + '\\"{["', "model": "dear"}}
-    body = {"content": [used], "model": "claude-x", "usage": {"input_tokens": 4, "output_tokens": 5}}
+    body = {"metadata": FAKE, "content": [used], "model": "claude-x", "usage": {"input_tokens": 4, "output_tokens": 5}}
     for text in (json.dumps(body), json.dumps(body, indent=1)):
         pieces = [text.encode()[at : at + size] for at in range(0, len(text), size)]
         assert answered(pieces, JSON, path="/v1/messages") == ("claude-x", Count(1, 4, 5))
@@ -131,6 +131,7 @@ def test_other_paths_are_none() -> None:
     assert answered([b'{"input_tokens": 9}'], JSON, path="/v1/messages/count_tokens")[1] == Count(1)
 
 
+@settings(max_examples=50)
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(
     st.sampled_from(["usage", "model", 'a"b', "c\\"]) | st.text(), inner)), st.integers(1, 40))  # fmt: skip
 def test_no_value_of_a_job_s_making_hides_or_makes_an_account(value: object, size: int) -> None:

@@ -232,3 +232,25 @@ def test_a_net_grant_has_a_route_too(shared: Parts) -> None:
 
         there = Destination("127.0.0.1", port)
         in_door(plain, net=[("127.0.0.1", port)], named=[str(there)], routes=[Route("own", there, secure=False)])
+
+
+def test_attack_42_a_head_in_one_piece_is_no_longer_than_one_in_many(shared: Parts) -> None:
+    """Too long a head, path or method is answered at once; the broker is asked nothing that it can't read."""
+
+    async def scenario(k: Keyed) -> None:
+        async with asyncio.timeout(4):
+            for target, status in (('"' * 40_000, 431), ('"' * 9000, 431), ("x" * 8000, 404)):
+                answer = await k.client.ask(
+                    f"GET /r/KEY/{target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+                )
+                assert answer.startswith(b"HTTP/1.1 %d " % status)
+            head = b"GET /r/KEY/echo HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 33_000 + b"\r\n\r\n"
+            assert (await k.client.ask(head)).startswith(b"HTTP/1.1 431 ")
+            assert (await k.client.ask(b"A" * 9000 + b" /r/KEY/ HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(
+                b"HTTP/1.1 431 "
+            )
+            lower = await k.client.ask(b"trace /r/KEY/echo HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert lower.startswith(b"HTTP/1.1 400 ")
+        assert [line["event"] for line in k.record() if line["event"] != "lease.opened"] == ["secret.released"]
+
+    in_keyed_door(shared, scenario)

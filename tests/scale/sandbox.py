@@ -220,6 +220,9 @@ class Attempt:
         """It has no channel, and opens no session."""
         return True
 
+    async def freed(self) -> None:
+        """It holds no memory."""
+
     def cpu_s(self) -> float:
         """It uses none."""
         return 0.0

@@ -26,6 +26,8 @@ from runner.wire.keys import Keys
 __all__ = ["Change", "Done", "Entry", "Index", "Loaded", "Lost", "Store", "Where"]
 
 _ENTRY: Final = re.compile(rb"([fd]) (\d{1,16}) (\d{1,16}) (\d{1,16}) (\d{1,16}) (\S{1,64}) (\S{1,128})")
+#: The largest number that both ends know exactly.
+_MOST_VERSION: Final = 2**53 - 1
 #: As paths.split makes them.
 _PATH: Final = re.compile(rb"(?:/(?!\.\.?(?:/|\Z))[^/]{1,255}){1,%d}" % MAX_DEPTH)
 _FAULTS: Final = {
@@ -176,6 +178,8 @@ def _entry(value: bytes, now_ms: int) -> Entry | None:
     if match is None:
         return None
     version, size, modified_ms, ends_ms = (int(match[number]) for number in range(2, 6))
+    if version > _MOST_VERSION:
+        return None
     ends_in_ms = max(1, ends_ms - now_ms) if ends_ms else 0
     return Entry(match[1] == b"d", version, size, modified_ms, ends_in_ms, match[7].decode("ascii", "replace"))
 
