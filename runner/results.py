@@ -137,7 +137,7 @@ class Waiter:
             left_s = min(left_s, self._deadline - time.monotonic())
             if left_s <= 0:
                 state = _text(found, "rf_state") or _text(found, "status")
-                then = "it goes on" if state == State.RUNNING else f"why: `ringfence show {self._job_id}`"
+                then = f"why: `ringfence show {self._job_id}`" if state == State.PAUSED else "it goes on"
                 raise ResultTimeoutError(f"job {self._job_id} is {state} after {self._timeout_s:g} s; {then}")
         client.read({self._stream: last.id if last else "0"}, left_s, 1)
         return None

@@ -373,9 +373,11 @@ def _put_aside(path: str, content: bytes, ttl_s: float | None) -> None:
             while rest:
                 rest = rest[raw.write(rest) :]
         rename(aside, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             remove(aside)
+        if isinstance(error, OSError):
+            error.filename = path
         raise
 
 

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from node_agent import endings
 from node_agent.admission import Admitted, Denial, admit
 from node_agent.containment.plan import Verdict
+from node_agent.dispatch import Dispatcher
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.parking import Parking
 from node_agent.kernel.storecalls import StoreCalls
 from node_agent.kernel.words import Words
 from node_agent.lifecycle import Ending, conclude
 from node_agent.policy import parse
-from node_agent.run import now_ms
+from node_agent.run import Run, now_ms
+from node_agent.supervisor import Supervisor, Tools
+from node_agent.turns import Claim
+from runner.scripts import payload
+from runner.wire import spec as specs
 from runner.wire.calls import ErrorCode
 from runner.wire.card import TrustedKey
 from runner.wire.flow import Budget, RetryRule
+from runner.wire.grants import Grants
 from runner.wire.states import FailReason, State
 from tests.agent import build
 from tests.agent.test_admission import new, offer, reason, rules
@@ -114,3 +122,28 @@ def test_a_job_with_a_budget_shares_no_worker() -> None:
 
 
 ALL = 'version = 1\n[[allow]]\ntasks = ["*"]\nreuse = true\n'
+
+
+def test_a_kill_by_selector_finds_an_attempt_that_waits_for_the_store() -> None:
+    """What was signed is read before the store is asked for words: it may be away for long."""
+    spec = build.job(grants=Grants(), retry=RetryRule(3))
+    offered = offer(spec, attempt=2)
+    seen: list[tuple[str, ...]] = []
+
+    async def parks(run_: Run) -> None:
+        seen.append(run_.selectors)
+
+    async def scene() -> None:
+        tools = SimpleNamespace(
+            kernel=SimpleNamespace(parks=parks),
+            rules=rules(),
+            ledger=SimpleNamespace(look=new),
+            notary=SimpleNamespace(node="n1"),
+        )
+        supervisor = Supervisor(cast("Tools", tools), cast("Dispatcher", None))
+        data = payload.pack(offered.envelope, offered.signature)
+        claim = Claim(spec.id, 2, offered.lane, slot=0, data=data, flow=offered.flow)
+        await supervisor._parked(claim, Run(spec.id, 2, 0, 1))
+
+    asyncio.run(scene())
+    assert seen == [specs.selectors_of(spec, "n1")]
