@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo-env demo test check format bench bench-peers endurance chaos floor reference acl units lock clean
+.PHONY: help env demo-env demo test coverage check format bench bench-peers endurance chaos floor reference acl units lock clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -23,6 +23,9 @@ demo: demo-env ## a fleet of two nodes, an agent, a runaway killed with proof, a
 
 test: env ## all tests; as root the isolation suites run a second time as an ordinary user
 	@.ci/test
+
+coverage: env ## all tests again, traced, and how much of the code they reach
+	@RINGFENCE_TEST_COVERAGE=yes .ci/test
 
 check: env ## lint, format, types, layers, architecture
 	$(BIN)/ruff check .

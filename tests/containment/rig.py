@@ -141,6 +141,7 @@ class Rig:
             os.close(fd)
         result = attempt.result(limit)
         attempt.close()
+        await attempt.freed()
         return Outcome(verdict, read[attempt.stdout], read[attempt.stderr], codec.load(result) if result else None)
 
     async def run(self, argv: Sequence[str] = (), **options: object) -> Outcome:

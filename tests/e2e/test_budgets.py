@@ -50,11 +50,11 @@ def test_e4_one_budget_stops_jobs_on_both_nodes_and_one_word_lets_them_go_on(fle
 
 def test_e4_a_used_up_budget_is_approved_once_and_then_its_job_is_killed_with_proof(fleet: Fleet, app: App) -> None:
     """By the job's id; after the no nothing of it is left, no retry follows, and no other job of the key begins."""
-    job = app.command(LOOP, budget=Budget("e2e-cpu", cpu_s=0.3), node="node-1", retries=3)
+    job = app.command(LOOP, budget=Budget("e2e-cpu", cpu_s=1.0), node="node-1", retries=3)
     _is(job, "paused")
     assert [receipt.outcome for receipt in app.budget("e2e-cpu").approve()] == ["approved"]
     wait_until(
-        lambda: sum(event.job == job.id for event in _events(app, "job.paused")) == 2, "as much again to be used up"
+        lambda: sum(event.job == job.id for event in _events(app, "job.paused")) == 2, "as much again to be used up", 20
     )
     denied = fleet.run("deny", job.id, "--reason", "enough")
     assert denied.returncode == 0, denied.stderr
@@ -62,7 +62,7 @@ def test_e4_a_used_up_budget_is_approved_once_and_then_its_job_is_killed_with_pr
     ends = [event for event in _events(app, "job.ended") if event.job == job.id]
     assert len(ends) == 1
     assert "budget e2e-cpu: cpu_s" in str(ends[0].detail["kill_reason"])
-    _is(app.command(LOOP, budget=Budget("e2e-cpu", cpu_s=0.3), node="node-2"), "killed")
+    _is(app.command(LOOP, budget=Budget("e2e-cpu", cpu_s=1.0), node="node-2"), "killed")
     assert not [row for row in app.waiting() if row.budget == "e2e-cpu"]
 
 

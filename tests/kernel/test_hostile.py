@@ -139,7 +139,7 @@ def test_answers_that_nobody_takes_hold_no_parsed_arguments() -> None:
 
         session = await talk(process)
         (ours,) = line.channel._sessions
-        assert ours._out
+        await await_until(lambda: bool(ours._out), "answers that nobody takes")
         assert [call for call in ours._out if call.answer is not None and (call.fields or call.data)] == []
         session.close()
 
