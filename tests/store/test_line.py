@@ -70,7 +70,7 @@ def test_an_interrupted_call_leaves_no_answer_behind(valkey: Valkey) -> None:
         await asyncio.gather(waiting, return_exceptions=True)
         assert await line.call(["ECHO", "third"]) == b"third"
 
-    on_line(valkey, check, timeout_s=0.05)
+    on_line(valkey, check, timeout_s=0.5)
 
 
 def test_a_connection_that_the_store_closed_is_opened_again(valkey: Valkey) -> None:
