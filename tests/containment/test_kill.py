@@ -134,6 +134,8 @@ def test_a_worker_killed_by_others_is_a_signal(node_name: str) -> None:
 
     async def scenario(rig: Rig) -> None:
         attempt, mark = await rig.running(["sh", "-c", "echo up; exec sleep 30"])
+        # In the middle of its exec a process has no environment to be found by.
+        await await_until(lambda: bool(marked(mark)), "the process to be found")
         for pid in marked(mark):
             os.kill(pid, signal.SIGKILL)
         verdict = (await rig.finish(attempt)).verdict
