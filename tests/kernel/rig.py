@@ -151,4 +151,4 @@ def _run(spec: JobSpec, attempt: int) -> Run:
         loop = asyncio.new_event_loop()
         loop.close()
     futures = {name: loop.create_future() for name in ("proved", "acknowledged", "marked")}
-    return Run(spec.id, attempt, 0, 1, spec=spec, selectors=(), started_at_ms=1, **futures)  # type: ignore[arg-type]
+    return Run(spec.id, attempt, 0, 1, spec=spec, selectors=(), started_at_ms=1, **futures)  # type: ignore[arg-type]  # fields by name

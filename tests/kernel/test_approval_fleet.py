@@ -53,16 +53,6 @@ def agents() -> Iterator[Rig]:
         yield found
 
 
-@pytest.fixture
-def rig(agents: Rig) -> Iterator[Rig]:
-    """The shared node for one test; nothing of the test runs on it afterwards."""
-    yield agents
-    agents.app.kill(all=True)
-    agents.wait_idle()
-    disconnect_all()
-    agents.redis.connection_pool.disconnect()
-
-
 def _forged_questions_are_not_shown(rig: Rig, job: Job[None]) -> None:
     """Whoever writes the store says that something harmless is asked: nobody is shown that, nor says yes to it."""
     key, (asked,) = rig.keys.ask(job.id), rig.app.waiting()

@@ -14,7 +14,6 @@ import pytest
 
 from runner import Grants, JobFailed, JobKilled, JobLost, JobRefused, keyring, lineage
 from runner.cli.ceiling import Import
-from runner.client import disconnect_all
 from runner.home import Home
 from runner.scripts import loader, payload, rows
 from runner.scripts.payload import JobData, Link
@@ -72,16 +71,6 @@ def agents() -> Iterator[Rig]:
         found.start("a")
         found.start("b")
         yield found
-
-
-@pytest.fixture
-def rig(agents: Rig) -> Iterator[Rig]:
-    """The shared nodes for one test; nothing of the test runs on them afterwards."""
-    yield agents
-    agents.app.kill(all=True)
-    agents.wait_idle()
-    disconnect_all()
-    agents.redis.connection_pool.disconnect()
 
 
 def test_k2_children_run_and_their_results_come_back(rig: Rig) -> None:

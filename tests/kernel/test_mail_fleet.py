@@ -10,7 +10,6 @@ import pytest
 from runner import Budget, Grants, JobKilled
 from runner.cli.ceiling import Import
 from runner.cli.commands import run_words
-from runner.client import disconnect_all
 from tests.support.rig import Rig, rigged
 from tests.support.wait import wait_until
 
@@ -35,16 +34,6 @@ def agents() -> Iterator[Rig]:
         found.start("a")
         found.start("b")
         yield found
-
-
-@pytest.fixture
-def rig(agents: Rig) -> Iterator[Rig]:
-    """The shared nodes for one test; nothing of the test runs on them afterwards."""
-    yield agents
-    agents.app.kill(all=True)
-    agents.wait_idle()
-    disconnect_all()
-    agents.redis.connection_pool.disconnect()
 
 
 def on(rig: Rig, name: str) -> str:

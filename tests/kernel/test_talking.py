@@ -14,7 +14,6 @@ import pytest
 from runner import ArtifactError
 from runner.cli import commands
 from runner.cli.ceiling import Import
-from runner.client import disconnect_all
 from runner.wire.calls import ErrorCode
 from tests.support.rig import Rig, rigged
 from tests.support.wait import wait_until
@@ -32,16 +31,6 @@ def agents() -> Iterator[Rig]:
             file.write('[[allow]]\ntrusted = true\ncommands = ["*"]\n')
         found.start("a")
         yield found
-
-
-@pytest.fixture
-def rig(agents: Rig) -> Iterator[Rig]:
-    """The shared node for one test; nothing of the test runs on it afterwards."""
-    yield agents
-    agents.app.kill(all=True)
-    agents.wait_idle()
-    disconnect_all()
-    agents.redis.connection_pool.disconnect()
 
 
 def test_k2_a_task_and_its_forked_child_call_and_a_program_of_theirs_does_not(rig: Rig) -> None:

@@ -74,9 +74,9 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice(valkey: Valkey) -> Non
                 await real(*words)  # type: ignore[arg-type] # what it was called with
                 raise TimeoutError
 
-            one.files._store.change = deaf  # type: ignore[method-assign, assignment]
+            one.files._store.change = deaf  # type: ignore[method-assign, assignment]  # a faulty store
             assert await one.refused(ann, "close", fd=fd) is ErrorCode.UNAVAILABLE
-            one.files._store.change = real  # type: ignore[method-assign]
+            one.files._store.change = real  # type: ignore[method-assign]  # a faulty store
             await one.ask(ann, "write", fd=fd, data=b"2\n")
             await one.ask(ann, "close", fd=fd)
             assert await one.get(ann, f"{M}/log") == b"0\n1\n2\n"
@@ -103,9 +103,9 @@ def test_after_a_lost_answer_what_came_since_is_not_taken_for_sent(valkey: Valke
 
             for number, broken in ((1, late), (2, never)):
                 await one.ask(ann, "write", fd=fd, data=f"{number}\n".encode())
-                one.files._store.change = broken  # type: ignore[method-assign, assignment]
+                one.files._store.change = broken  # type: ignore[method-assign, assignment]  # a faulty store
                 assert await one.refused(ann, "sync", fd=fd) is ErrorCode.UNAVAILABLE
-            one.files._store.change = real  # type: ignore[method-assign]
+            one.files._store.change = real  # type: ignore[method-assign]  # a faulty store
             await one.ask(ann, "close", fd=fd)
             assert await one.get(ann, f"{M}/log") == b"0\n1\n2\n"
 

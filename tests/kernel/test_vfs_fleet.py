@@ -9,7 +9,6 @@ import pytest
 
 from runner import Grants
 from runner.cli.ceiling import Import
-from runner.client import disconnect_all
 from tests.support.rig import Rig, rigged
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -22,16 +21,6 @@ def agents() -> Iterator[Rig]:
         found.start("a")
         found.start("b")
         yield found
-
-
-@pytest.fixture
-def rig(agents: Rig) -> Iterator[Rig]:
-    """The shared nodes for one test; nothing of the test runs on them afterwards."""
-    yield agents
-    agents.app.kill(all=True)
-    agents.wait_idle()
-    disconnect_all()
-    agents.redis.connection_pool.disconnect()
 
 
 def test_row_v5_state_is_shared_over_a_kill_and_a_retry_on_another_node(rig: Rig) -> None:

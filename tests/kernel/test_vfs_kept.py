@@ -347,7 +347,7 @@ def test_a_change_between_a_look_and_a_change_is_seen_next(valkey: Valkey) -> No
                 await one.put(ann, f"{M}/b", b"2", append=True)
                 return await real(*words)  # type: ignore[arg-type] # what it was called with
 
-            two.files._store.change = slow  # type: ignore[method-assign, assignment]
+            two.files._store.change = slow  # type: ignore[method-assign, assignment]  # a faulty store
             await two.put(bob, f"{M}/c", b"3")
             assert await two.names(bob, M) == ["a", "b", "c"]
             # Whoever appended besides others does not know the version of it all.
