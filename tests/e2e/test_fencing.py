@@ -297,6 +297,7 @@ def test_attack_24_a_replay_is_refused_on_its_node(rig: Rig, when: str) -> None:
     size = marker.stat().st_size
     rig.wait_idle()
     if when == "after-restart":
+        wait_until(lambda: "\nE " in rig.ledger(node), "the end to be in the ledger", 5)
         node.crash()
         rig.restart(node)
     elif when == "store-wiped":

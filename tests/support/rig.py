@@ -172,6 +172,10 @@ class Rig:
         """Return the agent's present boot id."""
         return str(self.record(node).get("boot", ""))
 
+    def ledger(self, node: Node) -> str:
+        """Return what the agent's replay ledger holds; its lines follow the store by a moment."""
+        return (Home(self.home).node(node.name) / "ledger").read_text("ascii")
+
     def state(self, job: Job[None] | Job[object]) -> str:
         """Return the state that the store shows."""
         raw = cast("bytes | None", self.redis.hget(self.keys.job(job.id), "rf_state"))
