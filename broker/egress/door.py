@@ -25,7 +25,8 @@ from broker.egress.errors import EgressError
 from broker.egress.gate import Gate
 from broker.egress.meter import Meter, Usage
 from broker.egress.rules import Destination, Rules
-from broker.egress.visit import HEAD_TIMEOUT_S, Streams, Visit
+from broker.egress.streams import CHUNK_BYTES, Streams
+from broker.egress.visit import HEAD_TIMEOUT_S, Visit
 
 __all__ = ["BODY_BYTES", "IDLE_S", "REQUESTS", "Caps", "Door"]
 
@@ -217,9 +218,9 @@ class Door:
         )  # fmt: skip
         self._visits.add(visit)
         try:
-            with suppress(EgressError, OSError, TimeoutError, asyncio.IncompleteReadError, h11.ProtocolError):
+            with suppress(EgressError, OSError, TimeoutError, h11.ProtocolError):
                 async with asyncio.timeout(self._caps.head_s):
-                    first = await near.reader.readexactly(1)
+                    first = await near.exactly(1)
                 if first[0] == socks.VERSION:
                     await socks.serve(visit)
                 else:
@@ -250,11 +251,10 @@ class Door:
 
 async def _say_goodbye(near: Streams) -> None:
     """Let what was written arrive: closing with unread bytes of the client's would throw it away."""
-    if near.writer.transport.is_closing():
+    if near.closing:
         return
-    if near.writer.can_write_eof():
-        near.writer.write_eof()
+    near.end()
     with suppress(TimeoutError):
         async with asyncio.timeout(1.0):
-            while await near.reader.read(1 << 16):
+            while await near.read(CHUNK_BYTES):
                 pass

@@ -1,7 +1,8 @@
 """One HTTP request and its answer, carried both ways between two connections.
 
 Called by http.py (plain requests) and keyed.py (requests that carry a secret). Must never pass on framing that it has
-not understood itself (h11 parses and writes both sides), or what is for one connection only.
+not understood itself (h11 parses and writes both sides; an answer that came whole and is plain in every way goes past
+it, whole.py), or what is for one connection only.
 
 Source: RFC 9112 sections 6 (6.3: a length beside chunks is removed) and 7, RFC 9110 section 7.6.1.
 """
@@ -18,9 +19,10 @@ from broker.egress.errors import BadRequestError, EgressError, TooLargeError, Un
 from broker.egress.mask import Mask
 from broker.egress.meter import Tally
 from broker.egress.streams import CHUNK_BYTES, Side
-from broker.egress.visit import Visit
+from broker.egress.visit import MAX_HEAD_BYTES, Visit
+from broker.egress.whole import Whole, whole
 
-__all__ = ["Headers", "carry", "collected", "follow", "length_of", "passed", "refuse"]
+__all__ = ["Headers", "carry", "collected", "follow", "length_of", "passed", "refuse", "renewed"]
 
 #: For this connection only (RFC 9110 section 7.6.1); framing is h11's work and stays.
 _HOP: Final = frozenset(
@@ -39,30 +41,46 @@ Headers = list[tuple[bytes, bytes]]
 
 async def carry(
     visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, tally: Tally, mask: Mask | None = None
-) -> None:
-    """Carry one request's body up and its answer down, at once: either may come first."""
+) -> bool:
+    """Carry one request's body up and its answer down, at once: either may come first.
+
+    True: the answer went past both parsers (whole.py); theirs are over, the connections are as fresh.
+    """
+    past = False
     # A client that has gone would keep its request, and a model at work, until the connection's idle limit.
     visit.near.watch(visit.abort)
     try:
-        await _both(visit, client, far, server, tally, mask)
+        past = await _both(visit, client, far, server, tally, mask)
     finally:
         visit.near.watch(None)
-        tally.end(whole=server.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED))
+        tally.end(whole=past or server.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED))
+    return past
+
+
+def renewed(client: h11.Connection) -> h11.Connection:
+    """Return what reads the next request of a client whose last one was answered past its parser."""
+    fresh = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+    data, ended = client.trailing_data
+    if data:
+        fresh.receive_data(data)
+    if ended:
+        fresh.receive_data(b"")
+    return fresh
 
 
 async def _both(
     visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, tally: Tally, mask: Mask | None
-) -> None:
+) -> bool:
     if client.their_state is h11.DONE:
         # Its body was read before its head went on.
-        await _download(visit, client, far, server, tally, mask)
-        return
+        return await _answered(visit, client, far, server, tally, mask)
     first = client.next_event()
     if isinstance(first, h11.EndOfMessage):
         # Nothing follows the head: no task for it.
-        await far.send(server.send(h11.EndOfMessage()) or b"")
-        await _download(visit, client, far, server, tally, mask)
-        return
+        rest = server.send(h11.EndOfMessage())
+        if rest:
+            await far.send(rest)
+        return await _answered(visit, client, far, server, tally, mask)
     upload = asyncio.ensure_future(_upload(visit, client, far, server, first, tally))
     try:
         try:
@@ -77,6 +95,36 @@ async def _both(
         upload.cancel()
         with suppress(asyncio.CancelledError, OSError, h11.ProtocolError, EgressError):
             await upload
+    return False
+
+
+async def _answered(
+    visit: Visit, client: h11.Connection, far: Side, server: h11.Connection, tally: Tally, mask: Mask | None
+) -> bool:
+    """Pass on the answer to a request that was sent whole; True: past both parsers."""
+    if client.their_state is h11.DONE and server.our_state is h11.DONE:
+        data = await far.read(CHUNK_BYTES)
+        found = whole(data, tally.method)
+        if found is not None:
+            out = _covered_whole(visit, found, tally, mask)
+            # From here on nobody can answer this request once more.
+            client.send_failed()
+            await visit.side.send(out)
+            return True
+        server.receive_data(data)
+    await _download(visit, client, far, server, tally, mask)
+    return False
+
+
+def _covered_whole(visit: Visit, found: Whole, tally: Tally, mask: Mask | None) -> bytes:
+    """Return what the job gets of an answer that has come whole. Raises UnreachableError, as `_answer` does."""
+    visit.count_received(len(found.body))
+    tally.head(found.status, found.headers)
+    tally.feed(found.body)
+    headers, reason = _covered([pair for pair in found.headers if pair[0] not in _HOP], found.reason, mask)
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+    body = found.body if mask is None else mask.cover(found.body)
+    return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (found.status, reason, lines, body)
 
 
 async def follow(side: h11.Connection, streams: Side) -> object:
@@ -103,7 +151,7 @@ async def collected(visit: Visit, client: h11.Connection, limit_bytes: int) -> b
 
 def length_of(request: h11.Request) -> int:
     """Return how long a request's body is said to be, 0 where nothing says it."""
-    return next((int(value) for name, value in request.headers if name == _LENGTH), 0)
+    return next((int(value) for name, value in request.headers.raw_items() if name.lower() == _LENGTH), 0)
 
 
 def passed(headers: Headers) -> Headers:
@@ -210,22 +258,20 @@ def _passed_on(
 
 def _answer(event: h11.Response, mask: Mask | None) -> h11.Response:
     """Return the head of an answer as the client gets it. Raises UnreachableError: it can't be looked through."""
-    headers = passed(list(event.headers))
+    headers, reason = _covered(passed(list(event.headers)), bytes(event.reason), mask)
+    # h11 has read and checked these parts itself.
+    return h11.Response(status_code=event.status_code, headers=headers, reason=reason, _parsed=True)
+
+
+def _covered(headers: Headers, reason: bytes, mask: Mask | None) -> tuple[Headers, bytes]:
     if mask is None:
-        return _head(event.status_code, headers, bytes(event.reason))
+        return headers, reason
     if any(name == _ENCODING and value.strip().lower() not in (b"", b"identity") for name, value in headers):
         raise UnreachableError("the host compressed its answer although it was asked not to")
-    reason = bytes(event.reason)
-    whole = b"\n".join((reason, *(part for header in headers for part in header)))
-    if mask.shows(whole):
+    if mask.shows(b"\n".join([reason, *(part for header in headers for part in header)])):
         headers = [(name, mask.cover(value)) for name, value in headers if mask.cover(name) == name]
         reason = mask.cover(reason)
-    return _head(event.status_code, headers, reason)
-
-
-def _head(status: int, headers: Headers, reason: bytes) -> h11.Response:
-    """Return the head of an answer whose parts h11 has read and checked itself, before it is written."""
-    return h11.Response(status_code=status, headers=headers, reason=reason, _parsed=True)
+    return headers, reason
 
 
 async def _cut(visit: Visit, client: h11.Connection) -> None:

@@ -17,7 +17,7 @@ import h11
 
 from broker.egress import keyed
 from broker.egress.errors import BadRequestError, EgressError, LongHeadError
-from broker.egress.exchange import Headers, carry, follow, length_of, passed, refuse
+from broker.egress.exchange import Headers, carry, follow, length_of, passed, refuse, renewed
 from broker.egress.meter import Tally, models_path
 from broker.egress.routes import Goal, goal_of, path_of
 from broker.egress.rules import Destination, canonical
@@ -36,7 +36,10 @@ async def serve(visit: Visit, first: bytes) -> None:
     client.receive_data(first)
     try:
         while await _one(visit, client):
-            client.start_next_cycle()
+            if client.our_state is h11.DONE:
+                client.start_next_cycle()
+            else:
+                client = renewed(client)
             if not client.trailing_data[0]:
                 # Between two requests a client may rest: the idle limit is the door's.
                 client.receive_data(await visit.side.read(CHUNK_BYTES))
@@ -64,11 +67,11 @@ async def _one(visit: Visit, client: h11.Connection) -> bool:
         await _tunnel(visit, client, request)
         return False
     with visit.gate.passed():
-        await _carried(visit, client, request)
-    return _goes_on(client)
+        past = await _carried(visit, client, request)
+    return past or _goes_on(client)
 
 
-async def _carried(visit: Visit, client: h11.Connection, request: h11.Request) -> None:
+async def _carried(visit: Visit, client: h11.Connection, request: h11.Request) -> bool:
     target = request.target.decode("ascii", "replace")
     if visit.inside is None:
         goal = goal_of(target, visit.rules, visit.own)
@@ -76,22 +79,23 @@ async def _carried(visit: Visit, client: h11.Connection, request: h11.Request) -
         host = visit.inside[1]
         goal = Goal(host, path_of(target, host), secure=True)
     if goal.secure:
-        await keyed.one(visit, client, request, goal.to, goal.path)
-        return
+        return await keyed.one(visit, client, request, goal.to, goal.path)
     visit.gate.sized(length_of(request))
     wanted, far = await visit.reach(goal.to.host, goal.to.port)
     try:
         server = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         head = h11.Request(method=request.method, target=goal.path, headers=_outgoing_to(request, goal, wanted))
         await far.send(server.send(head) or b"")
-        await carry(visit, client, far, server, Tally(visit.meter, request.method, goal.path))
+        return await carry(visit, client, far, server, Tally(visit.meter, request.method, goal.path))
     finally:
         visit.leave()
 
 
 def _size(request: h11.Request) -> int:
     return (
-        len(request.method) + len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+        len(request.method)
+        + len(request.target)
+        + sum([len(name) + len(value) + 4 for name, value in request.headers.raw_items()])
     )
 
 

@@ -63,8 +63,8 @@ class Chain:
     rested_s: float
 
 
-async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: Destination, path: str) -> None:
-    """Carry one request and its answer.
+async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: Destination, path: str) -> bool:
+    """Carry one request and its answer; return what `carry` does.
 
     Raises:
         EgressError: nothing was sent. OSError: the connection broke.
@@ -75,8 +75,7 @@ async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: 
     visit.gate.sized(size)
     with visit.gate.at(host):
         if keys is None:
-            await _send(visit, client, request, _Draft(await _chain(visit, host), request, path), NO_LEAVE)
-            return
+            return await _send(visit, client, request, _Draft(await _chain(visit, host), request, path), NO_LEAVE)
         visit.gate.bounded(host, keys.at_once.get(host))
         draft = _Draft(await _chain(visit, host), request, path)
         leave = await _leave(visit, keys, draft)
@@ -87,7 +86,7 @@ async def one(visit: Visit, client: h11.Connection, request: h11.Request, host: 
         visit.usage.keyed += 1
         mask = Mask(leave.veil)
         try:
-            await _send(visit, client, request, draft, leave, mask)
+            return await _send(visit, client, request, draft, leave, mask)
         finally:
             visit.keyed_now, visit.body_bytes = False, None
             if mask.hits:
@@ -131,7 +130,7 @@ class _Draft:
 
 async def _send(
     visit: Visit, client: h11.Connection, request: h11.Request, draft: _Draft, leave: Leave, mask: Mask | None = None
-) -> None:
+) -> bool:
     path, body, chain = draft.path, None, draft.chain
     if leave.fields and not models_path(path):
         path = in_target(path, leave.fields)
@@ -146,13 +145,17 @@ async def _send(
     await chain.far.send(out)
     tally = Tally(visit.meter, request.method, draft.path)
     tally.sent(body or b"")
-    await carry(visit, client, chain.far, server, tally, mask)
-    if _reusable(chain):
-        server.start_next_cycle()
+    past = await carry(visit, client, chain.far, server, tally, mask)
+    if past or _reusable(chain):
+        if past:
+            chain.server = _parser()
+        else:
+            server.start_next_cycle()
         chain.rested_s = visit.now_s()
         visit.chain = chain
     else:
         visit.leave()
+    return past
 
 
 def dressed(headers: Headers, host: Destination, names: Sequence[bytes], *, secret: bool = True) -> Headers:
@@ -204,7 +207,11 @@ async def _chain(visit: Visit, host: Destination) -> Chain:
     except (OSError, TimeoutError):
         visit.leave()
         raise UnreachableError(f"{host}: no answer in TLS") from None
-    return Chain(host, far, h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES), visit.now_s())
+    return Chain(host, far, _parser(), visit.now_s())
+
+
+def _parser() -> h11.Connection:
+    return h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
 
 
 def _reusable(chain: Chain) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from typing import Final
 from broker.egress.errors import SecretRefusedError
 from broker.egress.fields import Field
 from broker.egress.mask import Veil
+from broker.egress.prompt import Prompt
 from broker.egress.rules import Destination
 from runner.wire import codec
 from runner.wire.codec import Json
@@ -35,8 +35,6 @@ __all__ = ["NO_LEAVE", "Held", "Keys", "Leave"]
 
 #: Longest wait for the broker: a restart of it takes less, and costs no request.
 ANSWER_S: Final = 5.0
-#: Made once, because every request passes here.
-_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 _LINE: Final = re.compile(rb"[\x20-\x7e]+")
 _MAX_RECORD_BYTES: Final = 256 * 1024
 #: After these there will be no other answer.
@@ -82,7 +80,10 @@ class Keys:
         self._loop = asyncio.get_running_loop()
         self._held: dict[tuple[str, int], Held] = {}
         self._leaves: dict[tuple[tuple[str, int], ...], Leave] = {}
-        self._waiting: dict[int, asyncio.Future[dict[str, Json]]] = {}
+        #: Questions by number, oldest first, each with the time when it was asked.
+        self._waiting: dict[int, tuple[float, Prompt[dict[str, Json]]]] = {}
+        #: One for all of them: a timer for each would cost more than asking.
+        self._alarm: asyncio.TimerHandle | None = None
         self._next = 0
         #: What the rules say of requests under way, by host, as it was told last.
         self.at_once: dict[Destination, int] = {}
@@ -112,13 +113,13 @@ class Keys:
         """
         self._next += 1
         number = self._next
-        answer: asyncio.Future[dict[str, Json]] = self._loop.create_future()
-        self._waiting[number] = answer
-        # Cheaper than a scope with a timeout, for each request.
-        alarm = self._loop.call_later(ANSWER_S, _late, answer)
+        answer: Prompt[dict[str, Json]] = Prompt(self._loop)
+        self._waiting[number] = self._loop.time(), answer
+        if self._alarm is None:
+            self._alarm = self._loop.call_later(ANSWER_S, self._late)
         try:
             ask = {"op": "use", "id": number, "host": str(host), "request": request, "empty": not self._held}
-            self._end.send(_ENCODE(ask).encode())
+            self._end.send(codec.dump(ask))
             names = self._names.get(host)
             if meanwhile is not None and names:
                 meanwhile(names)
@@ -126,7 +127,6 @@ class Keys:
         except OSError:
             raise SecretRefusedError("unavailable") from None
         finally:
-            alarm.cancel()
             self._waiting.pop(number, None)
         if not reply.get("ok"):
             if reply.get("err") in _FINAL:
@@ -153,10 +153,21 @@ class Keys:
             return
         self._loop.remove_reader(self._end)
         self._end.close()
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(SecretRefusedError("unavailable"))
-                answer.exception()  # the waiter may be gone already
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        for _, answer in tuple(self._waiting.values()):
+            answer.fail(SecretRefusedError("unavailable"))
+
+    def _late(self) -> None:
+        """Refuse what was asked too long ago, and look again when the next question will have been."""
+        self._alarm, now_s = None, self._loop.time()
+        for asked_s, answer in tuple(self._waiting.values()):
+            if now_s - asked_s >= ANSWER_S:
+                answer.fail(SecretRefusedError("unavailable"))
+            elif not answer.done:
+                self._alarm = self._loop.call_at(asked_s + ANSWER_S, self._late)
+                return
 
     def _leave(self, reply: dict[str, Json]) -> Leave:
         entries = reply["keys"]
@@ -216,16 +227,11 @@ class Keys:
             self._on_lost()
             return
         number = record.get("id")
-        answer = self._waiting.get(number) if isinstance(number, int) else None
+        found = self._waiting.get(number) if isinstance(number, int) else None
         if record.get("op") == "drop":
             self._forget()
-        elif answer is not None and not answer.done():
-            answer.set_result(record)
-
-
-def _late(answer: asyncio.Future[dict[str, Json]]) -> None:
-    if not answer.done():
-        answer.set_exception(SecretRefusedError("unavailable"))
+        elif found is not None:
+            found[1].tell(record)
 
 
 def _leave(held: Sequence[Held]) -> Leave:

@@ -160,7 +160,7 @@ class Tally:
     """One request and its answer. ``head``, ``feed``, then ``end``."""
 
     def __init__(self, meter: Meter, method: bytes, path: str) -> None:
-        self._meter = meter
+        self._meter, self.method = meter, method
         asks = method.upper() not in _READING
         self._asks, self._of_model = asks, models_path(path) and not _COUNTING.fullmatch(path)
         #: What is asked of a model, path and body: the same again and again is a loop (node_agent/kernel/loops.py).

@@ -6,6 +6,7 @@ name, unless that address is public (attack 13), and never let anything lead to 
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -98,6 +99,7 @@ class Facts:
     never: bool = False
 
 
+@functools.lru_cache(maxsize=1024)
 def canonical(host: str, port: int) -> Destination:
     """Return the one form of a destination.
 

@@ -47,7 +47,7 @@ async def serve(visit: Visit) -> None:
 
 async def _asked(visit: Visit) -> tuple[str, int]:
     near = visit.near
-    read = near.reader.readexactly
+    read = near.exactly
     methods = await read((await read(1))[0])
     if _NO_PASSWORD not in methods:
         await near.send(bytes((VERSION, _NONE_FITS)))

@@ -32,6 +32,8 @@ class Tls:
     def __init__(self, inner: Streams, context: ssl.SSLContext, host: str | None = None) -> None:
         """``host``: the name to verify, on the client's side; None: we are the server."""
         self._inner = inner
+        #: The peer has announced its end.
+        self._over = False
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
 
@@ -63,6 +65,10 @@ class Tls:
             OSError: the connection ended without notice, or what came is no TLS.
         """
         while True:
+            # Asked for what is not there, the session raises: with a text that takes longer to make than a read.
+            if not self._over and not self._incoming.pending and not self._session.pending():
+                await self._flush()
+                await self._fill()
             parts: list[bytes] = []
             try:
                 while size > 0:
@@ -71,14 +77,16 @@ class Tls:
                         break
                     parts.append(part)
                     size -= len(part)
+                    if not self._incoming.pending and not self._session.pending():
+                        break
             except ssl.SSLWantReadError:
                 if not parts:
                     await self._flush()
                     await self._fill()
                     continue
             except ssl.SSLZeroReturnError:
-                pass
-            return b"".join(parts)
+                self._over = True
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def send(self, data: bytes) -> None:
         """Write, and wait until the other side has taken enough of it."""

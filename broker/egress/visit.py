@@ -154,7 +154,7 @@ class Visit:
         async with asyncio.timeout(self.head_s):
             out = guard.feed(data)
             while not guard.greeted:
-                more = await self.near.reader.read(CHUNK_BYTES)
+                more = await self.near.read(CHUNK_BYTES)
                 if not more:
                     raise BadRequestError("the TLS client left before its greeting was whole")
                 out += guard.feed(more)
@@ -168,11 +168,10 @@ class Visit:
     async def _pass(
         self, source: Streams, target: Streams, count: Callable[[int], None], judge: Callable[[bytes], bytes]
     ) -> None:
-        while data := await source.reader.read(CHUNK_BYTES):
+        while data := await source.read(CHUNK_BYTES):
             count(len(data))
             await target.send(judge(data))
-        if target.writer.can_write_eof():
-            target.writer.write_eof()
+        target.end()
 
 
 def _as_it_is(data: bytes) -> bytes:

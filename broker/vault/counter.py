@@ -99,7 +99,7 @@ class Counter:
         if message.sender.uid not in {0, os.geteuid()} or message.cut:
             return {"ok": False, "err": "garbage", "message": "not for you, or too long"}
         try:
-            return {"ok": True, **self._clerk.act(orders.read(message))}
+            return {"ok": True, **self._clerk.act(orders.read(message.data))}
         except VaultError as error:
             return {"ok": False, "err": error.code, "message": str(error)}
         except (ValueError, KeyError, TypeError, RecursionError) as error:

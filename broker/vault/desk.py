@@ -93,10 +93,9 @@ class Desk:
         self._unsealer = Unsealer(lambda: store.seal_keys().opening(), self._write, self._masks.tell)
         self._window = Window(store, self._write, self._unsealer)
         self._dirty, self._synced_s = False, 0.0
-        self.lines = Lines(egress, store, self._write, self._note, self._clock)
+        self.lines = Lines(self._selector, egress, store, self._write, self._note, self._clock)
         self._services = Services(self._note, self._clock)
-        for part in (self.lines, self._services):
-            self.watch(part.fileno(), part.serve)
+        self.watch(self._services.fileno(), self._services.serve)
         self.watch(cleaning.line.fileno(), cleaning.hear)
 
     def listen(self, control: socket.socket) -> None:
@@ -190,7 +189,7 @@ class Desk:
     def _agent_word(self, agent: _Agent, message: Message) -> tuple[Reply, bool]:
         """Answer one record of an agent (an empty answer follows later); True if a lease now owns its descriptors."""
         try:
-            order = orders.read(message)
+            order = orders.read(message.data)
             if order.get("op") == "open":
                 return self._open(agent, order, message.fds)
             if order.get("op") == "proxy" and len(message.fds) == 1:
@@ -339,7 +338,7 @@ class Desk:
         if not lease.admit(self._clock()):
             return {"ok": False, "err": "slow-down"}
         try:
-            order = orders.read(message)
+            order = orders.read(message.data)
         except (ValueError, RecursionError):
             return self._refuse(lease, "garbage")
         try:

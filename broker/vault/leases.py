@@ -115,11 +115,15 @@ class Lease:
         ``request``: its method and target. One that a single secret of the host must not go with goes with none.
         """
         found = [(name, one) for name, one in self.grants.items() if one.ask.mode == "proxy" and one.ask.host == host]
-        code = next(filter(None, (_refusal(one, now_s) for _, one in found)), "" if found else "denied")
-        if not code and not all(bounds.fits(request, one.requests) for _, one in found):
-            code = "not-this-request"
-        if code:
-            return [], code
+        if not found:
+            return [], "denied"
+        for _, one in found:
+            code = _refusal(one, now_s)
+            if code:
+                return [], code
+        for _, one in found:
+            if one.requests and not bounds.fits(request, one.requests):
+                return [], "not-this-request"
         for _, one in found:
             one.spend()
         return found, ""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import json
 import logging
 import os
 import selectors
@@ -23,22 +22,18 @@ from collections import Counter as Tally
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
 
 from broker.vault import orders, peer, placing
 from broker.vault.errors import VaultError, VaultUsageError
 from broker.vault.keystore import Keystore
 from broker.vault.leases import MAX_BAD, Granted, Lease
-from broker.vault.peer import Message
 from broker.vault.rules import least
+from runner.wire import codec
 
 __all__ = ["Lines"]
 
 log = logging.getLogger(__name__)
 
-_FAIR_SHARE: Final = 16
-#: Made once: `json.dumps` makes a new one for each text that is not of its default form.
-_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 Reply = dict[str, object]
 
 
@@ -57,25 +52,20 @@ class Lines:
 
     def __init__(
         self,
+        selector: selectors.BaseSelector,
         users: frozenset[int],
         store: Keystore,
         write: Callable[..., None],
         note: Callable[..., None],
         clock: Callable[[], float],
     ) -> None:
-        """``users``: the uids that egress processes run under."""
+        """``selector``: the desk's; it calls what each line is registered with.
+
+        ``users``: the uids that egress processes run under.
+        """
+        self._selector = selector
         self._users, self._store, self._write, self._note, self._clock = users, store, write, note, clock
-        self._selector = selectors.EpollSelector()
         self._lines: dict[str, _Line] = {}
-
-    def fileno(self) -> int:
-        """Return what is readable when there is something to serve."""
-        return self._selector.fileno()
-
-    def serve(self) -> None:
-        """Serve what is ready, without waiting."""
-        for key, _ in self._selector.select(0):
-            key.data()
 
     def attach(self, lease: Lease, fd: int) -> None:
         """Take one end of a line; an earlier one of the lease is cut. Raises VaultUsageError, OSError."""
@@ -86,7 +76,7 @@ class Lines:
             end.close()
             return
         self.end(lease.attempt)
-        peer.arm(end, rights=False)
+        peer.arm_uid(end)
         line = self._lines[lease.attempt] = _Line(lease, end)
         self._selector.register(end, selectors.EVENT_READ, lambda: self._hear(line))
 
@@ -111,38 +101,30 @@ class Lines:
     def close(self) -> None:
         """Let go of every line; their other ends wait for the next broker. Idempotent."""
         for line in self._lines.values():
+            self._selector.unregister(line.socket)
             line.socket.close()
         self._lines.clear()
-        self._selector.close()
 
     def _hear(self, line: _Line) -> None:
-        for _ in range(_FAIR_SHARE):
-            if self._lines.get(line.lease.attempt) is not line:
-                return
-            try:
-                message = peer.receive(line.socket)
-            except BlockingIOError:
-                return
-            except OSError:
-                message = None
-            if message is None:
-                # The egress process has ended, or its door has: the lease stays for the next one.
-                self.end(line.lease.attempt)
-                return
-            try:
-                reply = self._word(line, message)
-            finally:
-                message.close()
-            if reply and not self._send(line, reply):
-                self.end(line.lease.attempt)
-                return
+        if self._lines.get(line.lease.attempt) is not line:
+            return  # it was cut in this turn of the desk
+        try:
+            heard = peer.receive_uid(line.socket)
+        except BlockingIOError:
+            return
+        except OSError:
+            heard = None
+        # Without a message the egress process has ended, or its door has: the lease stays for the next one.
+        reply = None if heard is None else self._word(line, *heard)
+        if reply is None or (reply and not self._send(line, reply)):
+            self.end(line.lease.attempt)
 
-    def _word(self, line: _Line, message: Message) -> Reply:
-        if message.sender.uid not in self._users or message.cut:
-            self._remark(line, "line.foreign_word", uid=message.sender.uid)
+    def _word(self, line: _Line, data: bytes, uid: int, cut: bool) -> Reply:
+        if uid not in self._users or cut:
+            self._remark(line, "line.foreign_word", uid=uid)
             return {}
         try:
-            order = orders.read(message)
+            order = orders.read(data)
             if order.get("op") == "masked":
                 hits = order["hits"]
                 self._remark(line, "secret.masked", hits=hits if isinstance(hits, int) else 0, where="answer")
@@ -197,7 +179,7 @@ class Lines:
 
     def _send(self, line: _Line, reply: Reply) -> bool:
         try:
-            line.socket.send(_ENCODE(reply).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            line.socket.send(codec.dump(reply), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
             return False
         return True

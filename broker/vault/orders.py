@@ -18,6 +18,7 @@ The codes for a job: denied expired used-up pending not-you too-big garbage slow
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -29,7 +30,7 @@ from broker.egress.errors import BadRequestError
 from broker.egress.rules import canonical
 from broker.vault import peer
 from broker.vault.errors import VaultUsageError
-from broker.vault.peer import Message, Sender
+from broker.vault.peer import Sender
 from broker.vault.rules import Ask, Mode
 
 __all__ = ["Seat", "ask_of", "channel_of", "host_of", "read", "seat_of"]
@@ -55,9 +56,9 @@ class Seat:
         return peer.alive(sender.pidfd)
 
 
-def read(message: Message) -> dict[str, object]:
+def read(data: bytes) -> dict[str, object]:
     """Return the object that a message holds. Raises ValueError, RecursionError."""
-    found = json.loads(message.data)
+    found = json.loads(data)
     if not isinstance(found, dict):
         raise ValueError("no object")  # noqa: TRY004 - the sender's text has no value of ours
     return found
@@ -91,6 +92,7 @@ def channel_of(fd: int) -> socket.socket:
     return channel
 
 
+@functools.lru_cache(maxsize=1024)
 def host_of(text: str) -> str:
     """Return the one form of a proxied secret's host, as rules name it: HOST, or HOST:PORT for another port than 443.
 

@@ -254,9 +254,9 @@ class Client:
             end.connect(("127.0.0.1", self.port))
         return end
 
-    async def send(self, end: socket.socket, data: bytes) -> None:
+    async def send(self, end: socket.socket, data: bytes, within_s: float = 10) -> None:
         """Write all of ``data``."""
-        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(end, data), 10)
+        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(end, data), within_s)
 
     async def read(self, end: socket.socket, until: bytes | None = None) -> bytes:
         """Read until ``until`` was seen, or to the end."""

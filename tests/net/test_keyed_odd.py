@@ -17,8 +17,10 @@ import pytest
 from broker.egress.certs import Authority
 from broker.egress.tls import server_context
 from tests.net.keyed import VALUE, Keyed, Parts, in_keyed_door, parts
+from tests.support.wait import await_until
 
 K = VALUE.encode()
+AT_ONCE = "at once/"
 #: What the host answers to ``GET /N``; VALUE in it is the value that came with the request.
 ANSWERS: dict[str, bytes] = {
     "switches": b"HTTP/1.1 101 Now\r\nUpgrade: x\r\nConnection: upgrade\r\nX: %b\r\n\r\n%b" % (K, K),
@@ -41,12 +43,16 @@ ANSWERS: dict[str, bytes] = {
     "sixteen bits": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (2 * len(K), VALUE.encode("utf-16-le")),
     "no HTTP": b"%b\r\n\r\n%b" % (K, K),
     "no line ends": b"HTTP/1.1 200 OK\nX: %b\n\n%b" % (K, K),
+    "plain": b"HTTP/1.1 200 OK\r\nX: %b\r\nContent-Length: %d\r\n\r\n<%b>" % (K, len(K) + 2, K),
     "unending": b"HTTP/1.1 200 OK\r\nX: " + K * 2000,
 }
 
 
 class OddWeb:
-    """A TLS server that says what ANSWERS says, in pieces of five bytes, and keeps what it was sent, as it came."""
+    """A TLS server that says what ANSWERS says, in pieces of five bytes, and keeps what it was sent, as it came.
+
+    Below ``/at_once/`` in one piece, and then it waits for the next request.
+    """
 
     def __init__(self, folder: Path) -> None:
         authority = Authority(os.urandom(32), int(time.time()))
@@ -76,16 +82,21 @@ class OddWeb:
         with suppress(OSError), self._context.wrap_socket(raw, server_side=True) as end:
             number = len(self.heard)
             self.heard.append(b"")
-            while not _whole(self.heard[number]):
-                data = end.recv(1 << 16)
-                if not data:
-                    return
-                self.heard[number] += data
-            path = self.heard[number].split(b" ", 2)[1].decode().lstrip("/").replace("_", " ")
-            answer = ANSWERS.get(path, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-            size = 5 if len(answer) < 2000 else 1 << 14
-            for at in range(0, len(answer), size):
-                end.sendall(answer[at : at + size])
+            at_once = True
+            while at_once:
+                asked = b""
+                while not _whole(asked):
+                    data = end.recv(1 << 16)
+                    if not data:
+                        return
+                    asked += data
+                    self.heard[number] += data
+                path = asked.split(b" ", 2)[1].decode().lstrip("/").replace("_", " ")
+                at_once = path.startswith(AT_ONCE)
+                answer = ANSWERS.get(path.removeprefix(AT_ONCE), b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                size = len(answer) if at_once else 5 if len(answer) < 2000 else 1 << 14
+                for at in range(0, len(answer), size):
+                    end.sendall(answer[at : at + size])
 
 
 def _whole(heard: bytes) -> bool:
@@ -117,10 +128,12 @@ def heard(k: Keyed) -> list[bytes]:
 
 
 def test_no_odd_answer_gives_the_value_away(shared: Parts) -> None:
-    """Whatever form of HTTP, or none, the host puts the value into: the job gets none of its known forms."""
+    """Whatever form of HTTP, or none, in pieces or at once: the job gets none of the value's known forms."""
 
     async def scenario(k: Keyed) -> None:
-        for name in ANSWERS:
+        # An answer that only the end of its connection ends would wait here for ever.
+        ended = [name for name in ANSWERS if name not in ("old", "no line ends", "unending")]
+        for name in (*ANSWERS, *(AT_ONCE + name for name in ended)):
             path = name.replace(" ", "_")
             before = len(heard(k))
             got = await k.client.ask(
@@ -130,6 +143,29 @@ def test_no_odd_answer_gives_the_value_away(shared: Parts) -> None:
             for form in (K, K[::-1], K.hex().encode(), VALUE.encode("utf-16-le")):
                 assert form not in got, name
             assert got.count(b"HTTP/1.1 ") <= 2, name
+
+    in_keyed_door(shared, scenario)
+
+
+def test_an_answer_at_once_is_the_same_as_in_pieces(shared: Parts) -> None:
+    """Covered alike, counted alike; two requests that came together are answered in turn, on one connection there."""
+
+    async def scenario(k: Keyed) -> None:
+        asked = [f"GET http://{k.host}/{path} HTTP/1.1\r\nHost: x\r\n\r\n" for path in ("plain", "at_once/plain")]
+        pieces, whole = [await k.client.ask(text.encode(), b">") for text in asked]
+        assert pieces == whole
+        assert whole.startswith(b"HTTP/1.1 200 OK\r\nx: [secret:KEY]*")
+        assert whole.endswith(b"*>")
+        before = len(heard(k))
+        end = k.client.dial()
+        last = asked[1].replace("HTTP/1.1\r\n", "HTTP/1.1\r\nConnection: close\r\n")
+        await k.client.send(end, (asked[1] * 2 + last).encode())
+        assert (await k.client.read(end)).count(b"HTTP/1.1 200 OK") == 3
+        assert [one.count(b"GET ") for one in heard(k)[before:]] == [3]
+        assert len(k.told("secret.released")) == 5
+        await await_until(
+            lambda: [line["hits"] for line in k.told("secret.masked")] == [2] * 5, "the covers to be told"
+        )
 
     in_keyed_door(shared, scenario)
 

@@ -17,7 +17,8 @@ from broker.egress.errors import RefusedError, UnreachableError
 from broker.egress.gate import Gate
 from broker.egress.meter import Meter, Usage
 from broker.egress.rules import Destination, Rules
-from broker.egress.visit import Streams, Visit
+from broker.egress.streams import Streams
+from broker.egress.visit import Visit
 from tests.broker.test_dns import record, reply, with_server
 from tests.broker.test_hello import greeting, with_extension
 
@@ -171,7 +172,7 @@ def tunnelled(data: bytes, wanted: Destination = NAME) -> tuple[bytes, bytes, li
                 await visit.tunnel(wanted, there, b"")
             except RefusedError:
                 there.abort()
-                near.writer.write_eof()
+                near.end()
 
         work = asyncio.ensure_future(tunnel())
         await loop.sock_sendall(client, data)

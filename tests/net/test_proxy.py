@@ -91,7 +91,7 @@ def test_a_server_that_does_not_read_stops_the_client() -> None:
             sent = 0
             try:
                 while sent < 256 << 20:
-                    await e.client.send(end, b"\0" * (1 << 20))
+                    await e.client.send(end, b"\0" * (1 << 20), within_s=3)
                     sent += 1 << 20
             except TimeoutError:
                 pass
