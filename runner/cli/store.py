@@ -142,6 +142,8 @@ def _config(folder: Path, path: Path, password: str) -> str:
         "appendonly": "yes",
         "appendfsync": "everysec",
         "maxmemory-policy": "noeviction",
+        # No value of ours comes near it; a store writer's 512 MB in one piece would be read by every agent.
+        "proto-max-bulk-len": "64mb",
         "requirepass": f'"{password}"',
     }
     return "".join(f"{key} {value}\n" for key, value in lines.items())

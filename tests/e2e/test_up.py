@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.support import fleet as fleets
 from tests.support import valkey as stores
@@ -22,11 +24,10 @@ STRANGER = 30_000
 ATTACK = "import pathlib; pathlib.Path({path!r}).write_text('ran')"
 
 
-@pytest.fixture
-def small(home: Path) -> Iterator[Fleet]:
-    """A fleet of one node with one slot."""
-    (home / "work").mkdir()
-    with fleets.up(home / "h", home / "work", ["--slots", "1"]) as found:
+@pytest.fixture(scope="module")
+def small() -> Iterator[Fleet]:
+    """A fleet of one node with one slot; each test leaves it whole."""
+    with fleets.running("--slots", "1") as found:
         yield found
 
 
@@ -88,6 +89,21 @@ def test_a_dead_agent_and_a_dead_store_come_back(small: Fleet) -> None:
     store = next(pid for pid in pids_of(small.home) if b"valkey" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(store, signal.SIGKILL)
     wait_until(lambda: small.run("run", "--", "true").returncode == 0, "a job to run again", 40)
+
+
+def test_the_store_of_up_is_set_as_docs_say(small: Fleet) -> None:
+    """docs/stores.md, "Settings": what `up` starts keeps its data, removes nothing and takes no value of any size."""
+    url = json.loads((small.home / "client.json").read_text())["redis_url"]
+    with redis.Redis.from_url(url) as store:
+        found = store.config_get("appendonly", "appendfsync", "maxmemory-policy", "proto-max-bulk-len")
+        assert found == {
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "maxmemory-policy": "noeviction",
+            "proto-max-bulk-len": str(64 << 20),
+        }
+        with pytest.raises(redis.RedisError):
+            store.set("rf:large", bytes((64 << 20) + 1))
 
 
 def test_a_job_that_no_node_can_take_says_why_it_waits(small: Fleet) -> None:
