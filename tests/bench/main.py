@@ -210,7 +210,7 @@ def _secrets() -> list[Row]:
     cost = proxied.measure()
     return [
         Row("request to a host over TLS, p50", cost.direct_ms, "ms"),
-        Row("  added by a proxied secret", cost.proxied_ms - cost.direct_ms, "ms", ("<=", 0.5)),
+        Row("  added by a proxied secret", cost.added_ms, "ms", ("<=", 0.5)),
         Row("stream from a host over TLS", cost.direct_mb_s, "MB/s"),
         Row("  with a proxied secret", cost.proxied_mb_s, "MB/s", (">=", 200.0)),
     ]
