@@ -18,19 +18,17 @@ from runner.job import Job
 from runner.place import Place
 from runner.request import JobOptions
 from runner.task import Task
+from runner.timed import Timed
 from runner.wire.ids import DEFAULT_TENANT
 from runner.wire.receipt import NodeReceipt, PauseReceipt, Receipt
-from runner.wire.view import EventView, JobView, NodeView, ScheduleView, WaitView
+from runner.wire.view import EventView, JobView, NodeView, WaitView
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from runner.canvas import Signature
     from runner.client import Client
     from runner.orders import SelectorKind
     from runner.repeating import Repeated
     from runner.wire.command import Selector
-    from runner.wire.schedule import Missed
 
 __all__ = ["App"]
 
@@ -38,7 +36,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class App:
+class App(Timed):
     """One fleet as one tenant. Making it opens nothing; the first call that needs the fleet does."""
 
     def __init__(
@@ -93,9 +91,9 @@ class App:
         """Enqueue a task by its name ``module:qualname``, without importing it here. Raises as `command`."""
         context.refuse_inside("app.call()")
         chosen = request.merged(JobOptions(), options)
-        spec = request.build(chosen, task=task, args=args, kwargs=kwargs, tenant=self.place.tenant)
-        job_id = self.client().enqueue_one(spec, chosen.get("on_duplicate"))
-        return Job(self.place, job_id, spec if job_id == spec.id else None)
+        made = request.draft(chosen, task=task, args=args, kwargs=kwargs, tenant=self.place.tenant)
+        job_id = self.client().enqueue_one(made, chosen.get("on_duplicate"))
+        return Job(self.place, job_id, request.spec_of(made) if job_id == made.id else None)
 
     def enqueue_many(self, calls: Iterable[Signature[Any]]) -> list[Job[Any]]:
         """Enqueue calls such as ``task.s(1)``, in batches of one round trip; return their handles in order.
@@ -185,6 +183,33 @@ class App:
         )
         return pausing.pause_many(self.client(), "resume", chosen, tenant, reason=reason, wait_s=wait)
 
+    def signal(
+        self,
+        name: str,
+        *,
+        tag: str | None = None,
+        queue: str | None = None,
+        node: str | None = None,
+        task: str | None = None,
+        secret: str | None = None,
+        group: str | None = None,
+        all: bool = False,
+        tenant: str | None = None,
+        reason: str = "",
+        wait: float = 15.0,
+    ) -> list[Receipt] | list[PauseReceipt]:
+        """Send a signal (`Job.signal`) to every job that one selector hits (see `kill`); return one receipt per job.
+
+        One that kills hits what was enqueued up to now, any other what runs now. Raises UsageError, StoreError.
+        """
+        from runner import signalling
+
+        known = signalling.name_of(name)
+        chosen = _selector(
+            "signal", tenant, all=all, tag=tag, queue=queue, node=node, task=task, secret=secret, group=group
+        )
+        return signalling.signal_many(self.client(), known, chosen, tenant, reason=reason, wait_s=wait)
+
     def drain(
         self,
         node: str,
@@ -223,64 +248,6 @@ class App:
         from runner import operating
 
         return operating.unsuspend(self.client(), queue, reason=reason, wait_s=wait)
-
-    def schedule(
-        self,
-        name: str,
-        work: Task[Any, Any] | str | Sequence[str],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        *,
-        cron: str | None = None,
-        every: float | None = None,
-        zone: str = "UTC",
-        missed: Missed = "once",
-        start: datetime | None = None,
-        end: datetime | None = None,
-        **options: Unpack[JobOptions],
-    ) -> ScheduleView:
-        """Have a task, a task by its name, or a command enqueued at each time of a rule (docs/schedules.md).
-
-        ``cron`` in ``zone``, or ``every`` so many seconds. A schedule of this name is replaced; if it is the same,
-        nothing changes: call it at every start. ``expires``: seconds after each due time. Raises as `command`.
-        """
-        context.refuse_inside("app.schedule()")
-        from runner import schedule
-
-        tenant = options.get("tenant") or self.place.tenant
-        template = schedule.template_of(name, work, args, kwargs, options, tenant)
-        times = schedule.Times(cron, every, zone, missed, start, end)
-        return schedule.add(self.client(), template, times, cast("float | None", options.get("expires")))
-
-    def schedules(self, *, tenant: str | None = None) -> list[ScheduleView]:
-        """Return the schedules of a tenant (the app's own by default) by name."""
-        from runner import schedule
-
-        return schedule.listed(self.client(), tenant or self.place.tenant)
-
-    def schedule_times(self, name: str, count: int = 5) -> list[str]:
-        """Return the next times of a schedule, paused or not. Raises UsageError, StoreError."""
-        from runner import schedule
-
-        return schedule.coming(self.client(), self.place.tenant, name, count)
-
-    def pause_schedule(self, name: str) -> None:
-        """Let nothing of a schedule be enqueued until it is resumed. Raises UsageError, StoreError."""
-        from runner import schedule
-
-        schedule.pause(self.client(), self.place.tenant, name)
-
-    def resume_schedule(self, name: str) -> None:
-        """Let a schedule go on with its next time; what was left out stays out. Raises UsageError, StoreError."""
-        from runner import schedule
-
-        schedule.resume(self.client(), self.place.tenant, name)
-
-    def unschedule(self, name: str) -> None:
-        """Remove a schedule; jobs that it enqueued stay. Raises UsageError, StoreError."""
-        from runner import schedule
-
-        schedule.remove(self.client(), self.place.tenant, name)
 
     def retry(
         self,
@@ -350,6 +317,7 @@ class App:
     akill = twin(kill)
     apause = twin(pause)
     aresume = twin(resume)
+    asignal = twin(signal)
     adrain = twin(drain)
     aundrain = twin(undrain)
     asuspend = twin(suspend)
@@ -358,12 +326,6 @@ class App:
     anodes = twin(nodes)
     awaiting = twin(waiting)
     aretry = twin(retry)
-    aschedule = twin(schedule)
-    aschedules = twin(schedules)
-    aschedule_times = twin(schedule_times)
-    apause_schedule = twin(pause_schedule)
-    aresume_schedule = twin(resume_schedule)
-    aunschedule = twin(unschedule)
 
     def close(self) -> None:
         """Close this process's connection to the fleet; idempotent, and the app may be used again."""

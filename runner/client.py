@@ -38,6 +38,7 @@ from runner.scripts import loader, payload
 from runner.scripts.rows import is_plain
 from runner.scripts.rows import row as row_of
 from runner.signing import MOST_SHARED, Signer
+from runner.stencil import Draft
 from runner.storelink import close_store, open_store
 from runner.wire import codec, record
 from runner.wire import spec as specs
@@ -104,13 +105,16 @@ class Client:
             seqs += self._enqueue(jobs[start : start + BATCH_JOBS], repeats or {})
         return seqs
 
-    def enqueue_one(self, job: JobSpec, on_duplicate: str | None = None) -> str:
+    def enqueue_one(self, job: JobSpec | Draft, on_duplicate: str | None = None) -> str:
         """Enqueue a job and return its id; with "return", that of the holder if its unique name is taken.
 
         Raises EnqueueError (DuplicateJobError is one), StoreError.
         """
         try:
-            self.enqueue([job])
+            if isinstance(job, Draft):
+                self._enqueue_draft(job)
+            else:
+                self.enqueue([job])
         except DuplicateJobError as error:
             if on_duplicate != "return" or not error.holder:
                 raise
@@ -246,13 +250,22 @@ class Client:
         # Each row by itself: the check of a document's depth is dear for a large one, and theirs is as good.
         doc = b'%b,"jobs":[%b]}' % (self._head, b",".join(map(codec.dump, rows)))
         name = "enqueue_plain" if all(map(is_plain, rows)) else "enqueue"
+        return self._placed(name, [job.id for job in jobs], [*self._fleet_keys, *per_job], [doc, *data])
+
+    def _enqueue_draft(self, job: Draft) -> None:
+        envelope = self._noted(job.id, job.envelope)
+        data = payload.pack(envelope, self.signer.sign(Domain.JOB, envelope))
+        keys = [*self._fleet_keys, self.keys.job(job.id), self.keys.queue(job.lane), self.keys.active(job.tenant)]
+        self._placed("enqueue_plain", [job.id], keys, [b'%b,"jobs":[%b]}' % (self._head, job.row), data])
+
+    def _placed(self, name: str, ids: Sequence[str], keys: Sequence[str], args: Sequence[bytes]) -> list[int]:
         try:
-            reply = self._put(name, [*self._fleet_keys, *per_job], [doc, *data])
+            reply = self._put(name, keys, args)
         except StoreError as error:
             # Ids are fresh: a duplicate can only be our own batch, sent again after a lost answer.
             told = str(error.__cause__) if isinstance(error.__cause__, ResponseError) else ""
             if "DUPLICATE" in told:
-                return [self._seq(job.id) for job in jobs]
+                return [self._seq(job_id) for job_id in ids]
             if (found := refusal(told)) is not None:
                 raise found from None
             raise
@@ -276,13 +289,15 @@ class Client:
             envelope = record.dumps(self.digests.tied(job), bare=True)
         except WireError as error:
             raise EnqueueError(f"the job can't be written: {error}") from None
+        return self._noted(job.id, envelope)
+
+    def _noted(self, job_id: str, envelope: bytes) -> bytes:
+        """Return what will be signed, if it is not too large."""
         if len(envelope) > specs.MAX_ENVELOPE_BYTES:
-            limit = specs.MAX_ENVELOPE_BYTES
-            raise EnqueueError(
-                f"the job has {len(envelope)} bytes, the limit is {limit}: pass paths instead of contents"
-            )
+            most = f"the limit is {specs.MAX_ENVELOPE_BYTES}: pass paths instead of contents"
+            raise EnqueueError(f"the job has {len(envelope)} bytes, {most}")
         # In the order of the jobs: one that waits for an earlier one of its batch is tied to it as well.
-        self.digests.note(job.id, envelope)
+        self.digests.note(job_id, envelope)
         return envelope
 
     def _signed(self, envelopes: Sequence[bytes]) -> list[str]:
@@ -316,6 +331,9 @@ def connect(place: Place) -> Client:
     Raises:
         ConfigError: no home, client.json or key; the message says what to run. UnsafeFileError.
     """
+    # Without the lock while nothing changes: every enqueue asks.
+    if _owner[0] == os.getpid() and (known := _clients.get(place)) is not None:
+        return known
     with _lock:
         if _owner[0] != os.getpid():
             _clients.clear()

@@ -29,6 +29,9 @@ class Attempt(NamedTuple):
 
 
 _current: Attempt | None = None
+#: The process that was found to be none of a job's. Only a fork or `enter` changes that: each enqueue asks, and a name
+#: that the environment does not have is dear to look for.
+_outside = 0
 
 
 def enter(attempt: Attempt) -> None:
@@ -45,11 +48,15 @@ def leave() -> None:
 
 def refuse_inside(what: str) -> None:
     """Raise InsideJobError in a process of a job; ``what`` names the call."""
+    global _outside
+    if _current is None and _outside == os.getpid():
+        return
     if _current is not None or _MARK in os.environ:
         raise InsideJobError(
             f"{what} does not work inside a job: jobs hold no key; start a child of the job (runner.inside.jobs, with "
             "--spawn N), or return the work to the caller"
         )
+    _outside = os.getpid()
 
 
 class CurrentJob:

@@ -41,7 +41,7 @@ class Job(Generic[R]):
         spec: JobSpec | None = None,
         hints: Mapping[str, type[object]] | None = None,
     ) -> None:
-        """``spec`` is what this process enqueued, if it did; ``hints``: classes that the result may be built of.
+        """``spec``: what this process enqueued, or one of its like; ``hints``: classes that the result may be built of.
 
         Raises GrammarError for a bad id.
         """

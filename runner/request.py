@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
-from typing import Final, Literal, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypedDict, cast
 
 from runner import limits, suspects
 from runner.errors import UsageError
@@ -25,7 +25,10 @@ from runner.wire.flow import MAX_SPAN_S, After, Backoff, Budget, Concurrency, Ra
 from runner.wire.sealed import Sealed
 from runner.wire.spec import MAX_ENVELOPE_BYTES, MAX_REUSE, JobSpec, Limits
 
-__all__ = ["JobOptions", "build", "merged", "named_after", "parse_tag", "parse_tags"]
+if TYPE_CHECKING:
+    from runner.stencil import Draft, Stencil
+
+__all__ = ["JobOptions", "build", "draft", "merged", "named_after", "parse_tag", "parse_tags", "spec_of"]
 
 #: A job that no node started within this time is void (DESIGN §4).
 DEFAULT_EXPIRES_S: Final = 7 * 86_400.0
@@ -97,6 +100,14 @@ class JobOptions(TypedDict, total=False):
 
 
 _RETRY: Final = frozenset({"retries", "backoff", "retry_on", "never_on"})
+#: Options that jobs made alike share: few values each, and nothing that a rule of the store looks at (rules.lua).
+_EVERYDAY: Final = frozenset(
+    {"queue", "tenant", "node", "retries", "timeout", "expires", "cwd", "priority", "min_level"}
+    | {"at_most_once", "fresh", "reuse", "trusted"}
+)
+_SCALARS: Final = frozenset({str, int, float, bool})
+_MOST_STENCILS: Final = 256
+_stencils: Final[dict[tuple[object, ...], Stencil]] = {}
 _KNOWN: Final = frozenset(JobOptions.__annotations__)
 
 
@@ -171,6 +182,73 @@ def build(
         raise
     except WireError as error:
         raise UsageError(str(error)) from None
+
+
+def draft(
+    options: JobOptions,
+    *,
+    task: str,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    tenant: str = ids.DEFAULT_TENANT,
+) -> JobSpec | Draft:
+    """Return the job that `build` does, but written already if one like it was built before. Raises as `build`."""
+    key = _likeness(options, task, tenant)
+    like = _stencils.get(key) if key is not None else None
+    if like is not None:
+        found = _drafted(like, options, args, kwargs, options.get("tenant") or tenant)
+        if found is not None:
+            return found
+    spec = build(options, task=task, args=args, kwargs=kwargs, tenant=tenant)
+    if key is not None and like is None and spec.after is None and spec.sealed is None:
+        from runner.stencil import Stencil  # only at an enqueue, never in a guest
+
+        if len(_stencils) >= _MOST_STENCILS:
+            _stencils.clear()
+        _stencils[key] = Stencil(spec)
+    return spec
+
+
+def spec_of(made: JobSpec | Draft) -> JobSpec:
+    """Return a job, or one of its like: where it goes and what it asks for are the same."""
+    return made if isinstance(made, JobSpec) else made.spec
+
+
+def _likeness(options: JobOptions, task: str, tenant: str) -> tuple[object, ...] | None:
+    """Return what jobs that are made alike have in common, None if there is more to this one."""
+    if not options:
+        return task, tenant
+    found: list[object] = [task, tenant]
+    for name, value in options.items():
+        if name not in _EVERYDAY or type(value) not in _SCALARS:
+            return None
+        # 1 == True == 1.0, but they are not written alike.
+        found += (name, type(value), value)
+    return tuple(found)
+
+
+def _drafted(
+    like: Stencil, options: JobOptions, args: Sequence[object], kwargs: Mapping[str, object] | None, tenant: str
+) -> Draft | None:
+    """Return a job like one that was built before; None if its arguments are more than values, or have no form."""
+    start_ms, end_ms = _window(options, time.time_ns() // 1_000_000)
+    words: Json = []
+    named: Json = {}
+    try:
+        if args or kwargs:
+            held: list[Sealed] = []
+            words = values.encode(list(args), MAX_ARGUMENTS_BYTES, "args", held) if args else words
+            named = values.encode(dict(kwargs), MAX_ARGUMENTS_BYTES, "kwargs", held) if kwargs else named
+            if held or passing.references((words, named)):
+                return None
+        job_id, nonce = ids.new_job_names(tenant)
+        found = like.draft(job_id, nonce, start_ms, end_ms, words, named)
+    except WireError:
+        # Whoever builds it says what is wrong, and where.
+        return None
+    if args or kwargs:
+        suspects.warn(suspects.suspects(None, args, kwargs or {}, {}))
+    return found
 
 
 def named_after(options: JobOptions) -> tuple[HasId | str, ...]:

@@ -50,6 +50,7 @@ class Task(Generic[P, R]):
         self.name = name_of(function)
         self.options = request.merged(JobOptions(), options) if options else options
         self._place = place
+        self._signature: inspect.Signature | None = None
         functools.update_wrapper(self, function)
         REGISTRY[self.name] = self
 
@@ -125,11 +126,14 @@ class Task(Generic[P, R]):
         if self.name.startswith(_MAIN):
             raise TaskNameError(f"{self.name} is in the program itself: move it to a module that nodes can import")
         # Looked at here, not when the task is made: workers make every task of a module and enqueue none.
-        inspect.signature(self.function).bind(*args, **kwargs)
+        if self._signature is None:
+            self._signature = inspect.signature(self.function)
+        self._signature.bind(*args, **kwargs)
         chosen = request.merged(self.options, options)
-        spec = request.build(chosen, task=self.name, args=args, kwargs=kwargs, tenant=self._place.tenant)
-        job_id = connect(self._place).enqueue_one(spec, chosen.get("on_duplicate"))
-        return Job(self._place, job_id, spec if job_id == spec.id else None, Hinted(self.function, result=True))
+        made = request.draft(chosen, task=self.name, args=args, kwargs=kwargs, tenant=self._place.tenant)
+        job_id = connect(self._place).enqueue_one(made, chosen.get("on_duplicate"))
+        like = request.spec_of(made) if job_id == made.id else None
+        return Job(self._place, job_id, like, Hinted(self.function, result=True))
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"

@@ -19,7 +19,7 @@ from node_agent.kernel.recordcheck import Anchor, Known
 from node_agent.kernel.segments import Segment
 from runner import keyring, signing, trust
 from runner.app import App
-from runner.errors import ConfigError, UsageError
+from runner.errors import ConfigError, StoreError, UsageError
 from runner.home import Home
 from runner.signing import Signer
 from runner.wire import flight, record
@@ -127,10 +127,14 @@ def _of_receipt(path: Path, found: object, node: str, public: str) -> list[Ancho
 def anchors_of(app: App, known: Known, tenants: Iterable[str]) -> tuple[Known, list[str]]:
     """Return what the store holds of a node's heads, and what is wrong with it. Raises StoreError."""
     client, faults = app.client(), list[str]()
-    # Before the entries are read: an agent adds to them meanwhile.
-    added = client.entries_added(client.keys.anchor(known.node))
+    key = client.keys.anchor(known.node)
+    added, entries = 0, list[tuple[str, dict[str, bytes]]]()
+    with _misuse(faults, f"the key {key}, where the store keeps this record's anchors"):
+        # Before the entries are read: an agent adds to them meanwhile.
+        added = client.entries_added(key)
+        entries = list(_entries(client, key))
     stream = []
-    for identity, fields in _entries(client, client.keys.anchor(known.node)):
+    for identity, fields in entries:
         payload, signature = fields.get("head", b""), fields.get("sig", b"").decode("ascii", "replace")
         head = _head(payload)
         signed = head is not None and signing.verify(known.public, Domain.HEAD, payload, signature)
@@ -140,12 +144,31 @@ def anchors_of(app: App, known: Known, tenants: Iterable[str]) -> tuple[Known, l
         stream.append(Anchor(head.count, head.hash, f"the anchor {identity} in the store", identity))
     heads = list(known.heads)
     for tenant in tenants:
-        for event in app.events(tenant=tenant):
-            text = event.detail.get("flight")
-            if event.type == EventType.JOB_ENDED and event.node == known.node and event.verified and text:
-                with contextlib.suppress(WireError):
-                    heads.append(Anchor(*flight.parse_head(str(text)), where=f"the end of {event.job}"))
+        place = client.keys.events(tenant)
+        with _misuse(faults, f"the key {place}, where the store keeps the ends of tenant {tenant}"):
+            heads += _ends(app, tenant, known.node)
     return replace(known, stream=tuple(stream), added=added, heads=tuple(heads)), faults
+
+
+@contextlib.contextmanager
+def _misuse(faults: list[str], what: str) -> Iterator[None]:
+    """A key that somebody put another type under is a fault of what is checked, no reason to check no further."""
+    try:
+        yield
+    except StoreError as error:
+        if not str(error.__cause__ or "").startswith("WRONGTYPE"):
+            raise
+        faults.append(f"{what}, is no stream: somebody has replaced it; remove it there, the agent makes it anew")
+
+
+def _ends(app: App, tenant: str, node: str) -> list[Anchor]:
+    heads = []
+    for event in app.events(tenant=tenant):
+        text = event.detail.get("flight")
+        if event.type == EventType.JOB_ENDED and event.node == node and event.verified and text:
+            with contextlib.suppress(WireError):
+                heads.append(Anchor(*flight.parse_head(str(text)), where=f"the end of {event.job}"))
+    return heads
 
 
 def following(folder: int, sleep: Callable[[float], object] = time.sleep) -> Iterator[tuple[Segment, Iterable[bytes]]]:

@@ -176,11 +176,18 @@ def command(words: Sequence[str]) -> int:
 
 
 def _run_words(words: Sequence[str]) -> Child:
-    head, argv = words[: words.index("--")], words[words.index("--") + 1 :]
-    options: Options = {"inherit": "--inherit" in head}
-    if "--name" in head[:-1]:
-        options["name"] = head[head.index("--name") + 1]
-    return run(argv, **options)
+    at = words.index("--")
+    head, options = list(words[:at]), Options(inherit=False)
+    while head:
+        word = head.pop(0)
+        if word == "--inherit":
+            options["inherit"] = True
+        elif word == "--name" and head:
+            options["name"] = head.pop(0)
+        else:
+            # A grant that was asked for and not given would be missed by nobody until the child needs it.
+            raise ValueError(f"jobs run takes --name N and --inherit before --, not {word!r}")
+    return run(words[at + 1 :], **options)
 
 
 def _print(text: str) -> int:

@@ -24,11 +24,14 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from runner.guest.calls import CallRefused, Session, call
+from runner.wire.calls import ErrorCode
 from runner.wire.codec import Json
 from runner.wire.signals import TOLD, SignalName
 
 __all__ = ["Outcome", "Told", "block", "blocked", "command", "history", "on", "send", "watch"]
 
+#: How often who waits for the thread looks whether there still is one, in seconds.
+_LOOK_S: Final = 0.5
 _SYSTEM: Final = {
     SignalName.INT: signal.SIGINT,
     SignalName.TERM: signal.SIGTERM,
@@ -86,7 +89,9 @@ class _Ear:
             self._masked.clear()
             self._wanted, self._failed = names, None
             os.write(self._stir, b"m")
-            self._masked.wait()
+            while not self._masked.wait(_LOOK_S):
+                if not self._thread.is_alive():
+                    raise CallRefused(ErrorCode.ENDED, "the node has ended the session that signals came by")
             if self._failed is not None:
                 raise self._failed
             self.blocked = names

@@ -3,7 +3,7 @@
 -- KEYS   1 rf:budget:TENANT:KEY   2 rf:asks:TENANT
 -- ARGV   1  {rq, rf, op, from, batch, used, ttl, key, over}
 --           op charge: used = {unit: number}; from, batch: NODE/BOOT and the number of its batch   ttl: ms after the
---             last use until the budget begins anew
+--             last use until the budget begins anew; one that lives longer already is left to
 --           op hit: over = text of what is used up; ttl: as above. Told once for each word that was said (`era`)
 -- REPLY  charge: {field, value, ...}: unit -> used, w:COMMAND -> "SIG COMMAND" (b:NODE/BOOT -> batch,
 --             h:ERA -> what was used up are kept here); {"!", ""} it holds more than any budget does
@@ -11,14 +11,20 @@
 -- RACE   a batch whose answer was lost comes again, and is added once.
 
 local MOST_FIELDS, MOST_NAME, MOST_TEXT = 4000, 64, 20480
+-- runner/wire/flow.py, MAX_SPAN_S: what lives longer was not made by a node.
+local MOST_LIFE_MS = 366 * 86400 * 1000
 local key = KEYS[1]
+-- As long as the job wants it that wants it longest: who comes last must not have it begin anew for the others.
+local function prolong(name)
+  local left = call('PTTL', name)
+  if left < doc.ttl or left > MOST_LIFE_MS then call('PEXPIRE', name, string.format('%d', doc.ttl)) end
+end
 if doc.op == 'hit' then
   local first = put('HEXISTS', key, 'h:' .. doc.era) == 0 and 1 or 0
   if first == 1 then put('HSET', key, 'h:' .. doc.era, doc.over) end
   put('ZADD', KEYS[2], string.format('%d', NOW_MS + doc.ttl), 'budget ' .. doc.key)
-  local left = call('PTTL', KEYS[2])
-  if left < doc.ttl then call('PEXPIRE', KEYS[2], string.format('%d', doc.ttl)) end
-  call('PEXPIRE', key, string.format('%d', doc.ttl))
+  prolong(KEYS[2])
+  prolong(key)
   return {first}
 end
 
@@ -38,7 +44,7 @@ if whole(known or nil) ~= doc.batch then
     put('HSET', key, unit, before and before == before and string.format('%.17g', before + count) or '1e300')
   end
 end
-call('PEXPIRE', key, string.format('%d', doc.ttl))
+prolong(key)
 -- Whoever can write here can make it as large as he likes: it is not for a node to read all that.
 if call('HLEN', key) > MOST_FIELDS then return {'!', ''} end
 local found = {}

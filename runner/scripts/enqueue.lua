@@ -26,75 +26,82 @@
 local MAX_WAIT_S = 31622400
 -- What is kept for jobs that end within their usual life (kill.lua, CUTOFF_TTL_S) is kept longer while others may start.
 local USUAL_LIFE_MS = 604800000 + 60000
--- Every agent looks for new lanes once a second, so no client may add to them without end, and no tenant take all of them.
-local MAX_LANES, MAX_OWN_LANES, OWN_LANES_TTL_S = 10000, 2500, 691200
-local RECENT_CUT = 64
+-- Cut to its length now and then: some more entries cost less than a look at each enqueue.
+local RECENT_CUT, RECENT_SLACK_S = 64, 60
+local OWN_LANES_TTL_S = 691200
+local jobs = doc.jobs
 
 -- The new lanes of the batch, by the tenant that names each first.
-local new_lanes = {}
-local function count_new()
-  local looked, count = {}, 0
-  for _, job in ipairs(doc.jobs) do
-    if not looked[job.lane] then
-      looked[job.lane] = true
-      if pcall_('SISMEMBER', KEYS[2], job.lane) ~= 1 then
-        local tenant = tenant_of(job.id)
-        new_lanes[tenant] = new_lanes[tenant] or {}
-        table.insert(new_lanes[tenant], job.lane)
-        count = count + 1
-      end
+local new_lanes, new_count
+-- What a batch does to each lane and each list of recent jobs, written once at its end.
+local lanes, recents = {}, {}
+for i = 1, #jobs do
+  local name, key, recent = jobs[i].lane, KEYS[3 * i + 2], KEYS[3 * i + 3]
+  if not lanes[key] then
+    lanes[key] = {name = name}
+    if pcall_('SISMEMBER', KEYS[2], name) ~= 1 then
+      local tenant = tenant_of(jobs[i].id)
+      new_lanes, new_count = new_lanes or {}, (new_count or 0) + 1
+      new_lanes[tenant] = new_lanes[tenant] or {}
+      table.insert(new_lanes[tenant], name)
     end
   end
-  return count
+  recents[recent] = recents[recent] or {life = 0}
 end
 
-local function size_of(key)
-  local size = pcall_('SCARD', key)
-  return wrong(size) and 0 or size
-end
-
--- Whether a tenant has as many lanes as it may; those that were forgotten meanwhile (due.lua) do not count.
-local function has_enough(tenant, more)
-  local key = RF .. 'named:' .. tenant
-  if size_of(key) + more <= MAX_OWN_LANES then return false end
-  for _, lane in ipairs(put('SMEMBERS', key)) do
-    if pcall_('SISMEMBER', KEYS[2], lane) == 0 then call('SREM', key, lane) end
-  end
-  return size_of(key) + more > MAX_OWN_LANES
-end
-
-local function crowded_lanes()
-  local new = count_new()
-  if new == 0 then return nil end
-  if size_of(KEYS[2]) + new > MAX_LANES then return 'CROWDED_LANES ' .. MAX_LANES end
-  for tenant, lanes in pairs(new_lanes) do
-    if has_enough(tenant, #lanes) then return 'CROWDED_LANES ' .. MAX_OWN_LANES end
-  end
-  return nil
-end
 if doc.tick and not (rules and rules.tick(doc.tick)) then return redis.error_reply('STALE_TICK') end
-local crowded = crowded_lanes()
-if crowded then return redis.error_reply(crowded) end
+if new_lanes then
+  -- Every agent looks for new lanes once a second, so no client may add to them without end, and no tenant take all of them.
+  local MAX_LANES, MAX_OWN_LANES = 10000, 2500
+
+  local function size_of(key)
+    local size = pcall_('SCARD', key)
+    return wrong(size) and 0 or size
+  end
+
+  -- Whether a tenant has as many lanes as it may; those that were forgotten meanwhile (due.lua) do not count.
+  local function has_enough(tenant, more)
+    local key = RF .. 'named:' .. tenant
+    if size_of(key) + more <= MAX_OWN_LANES then return false end
+    for _, lane in ipairs(put('SMEMBERS', key)) do
+      if pcall_('SISMEMBER', KEYS[2], lane) == 0 then call('SREM', key, lane) end
+    end
+    return size_of(key) + more > MAX_OWN_LANES
+  end
+
+  if size_of(KEYS[2]) + new_count > MAX_LANES then return redis.error_reply('CROWDED_LANES ' .. MAX_LANES) end
+  for tenant, named in pairs(new_lanes) do
+    if has_enough(tenant, #named) then return redis.error_reply('CROWDED_LANES ' .. MAX_OWN_LANES) end
+  end
+end
 
 local seen = {}
-for i, job in ipairs(doc.jobs) do
+for i = 1, #jobs do
+  local job = jobs[i]
   if seen[job.id] or call('EXISTS', KEYS[3 * i + 1]) == 1 then return redis.error_reply('DUPLICATE ' .. job.id) end
-  if not rules and (job.after or job.due or job.flow or job.again) then return redis.error_reply('NO_RULES ' .. job.id) end
-  local fault = rules and rules.fault(job, seen)
-  if fault then return redis.error_reply(fault) end
+  if rules then
+    local fault = rules.fault(job, seen)
+    if fault then return redis.error_reply(fault) end
+  elseif job.after or job.due or job.flow or job.again then
+    return redis.error_reply('NO_RULES ' .. job.id)
+  end
   seen[job.id] = true
 end
 
--- What a batch does to each lane and each list of recent jobs, written once at its end.
-local lanes, recents = {}, {}
-local function of(table, key)
-  table[key] = table[key] or {}
-  return table[key]
+-- The event of a job that waits in its lane; written by hand, since a plain enqueue has no dearer step than an encoder's.
+local told, detail = {}, nil
+local function queued(job)
+  if told.lane ~= job.lane or told.task ~= job.task then
+    told = job
+    detail = '{"queue":' .. cjson.encode(job.lane) .. ',"task":' .. cjson.encode(job.task) .. '}'
+  end
+  emit(tenant_of(job.id), string.format('{"at_ms":%d,"attempt":0,"detail":%s,"job":%s,"type":"job.queued"}', NOW_MS, detail,
+    cjson.encode(job.id)), '')
 end
 
 local replies = {}
-for i, job in ipairs(doc.jobs) do
-  local hash, lane, recent = KEYS[3 * i + 1], of(lanes, KEYS[3 * i + 2]), of(recents, KEYS[3 * i + 3])
+for i = 1, #jobs do
+  local job, hash, lane, recent = jobs[i], KEYS[3 * i + 1], lanes[KEYS[3 * i + 2]], recents[KEYS[3 * i + 3]]
   -- One by one: who had the right to add any number could put the counter before every cutoff, or past all of them.
   local seq = call('INCR', KEYS[1])
   call('HSET', hash,
@@ -104,19 +111,18 @@ for i, job in ipairs(doc.jobs) do
     'rf_state', 'queued', 'rf_attempt', '0', 'rf_seq', seq, 'rf_sel', job.sel,
     'rf_tenant', job.tenant, 'rf_task', job.task, 'rf_tags', job.tags,
     'rf_not_after', job.not_after, 'rf_retries', job.retries, 'rf_once', job.once)
-  lane.name = job.lane
   recent[#recent + 1] = seq
   recent[#recent + 1] = job.id
   -- The list of recent jobs lives as long as the longest-lived job in it may.
   local wait = math.ceil((job.not_after - NOW_MS) / 1000)
   local life = math.min(math.max(wait, 0), MAX_WAIT_S) + doc.ttl
-  recent.life = math.max(recent.life or 0, life)
+  recent.life = math.max(recent.life, life)
   if job.not_after - NOW_MS > USUAL_LIFE_MS and job.not_after > (tonumber(pcall_('GET', RF .. 'horizon') or nil) or 0) then
     call('SET', RF .. 'horizon', string.format('%d', job.not_after), 'EX', string.format('%d', life))
   end
   if not (rules and rules.apply(job, hash, life)) then
     lane[#lane + 1] = job.id
-    note('job.queued', job.id, 0, {detail = {queue = job.lane, task = job.task}})
+    queued(job)
   end
   replies[i] = seq
 end
@@ -128,7 +134,7 @@ for key, lane in pairs(lanes) do
     if #lane > 0 then wake(lane.name, #lane) end
   end
 end
-for tenant, names in pairs(new_lanes) do
+for tenant, names in pairs(new_lanes or {}) do
   local own = RF .. 'named:' .. tenant
   put('SADD', KEYS[2], unpack(names))
   put('SADD', own, unpack(names))
@@ -136,8 +142,8 @@ for tenant, names in pairs(new_lanes) do
 end
 for key, recent in pairs(recents) do
   put('ZADD', key, unpack(recent))
-  -- Cut to its length now and then: some more entries cost less than a look at each enqueue.
   if #recent > RECENT_CUT or recent[1] % RECENT_CUT == 0 then call('ZREMRANGEBYRANK', key, 0, -10001) end
-  if call('TTL', key) < recent.life then call('EXPIRE', key, string.format('%d', recent.life)) end
+  -- A little longer, so that not every enqueue has to prolong it.
+  if call('TTL', key) < recent.life then call('EXPIRE', key, string.format('%d', recent.life + RECENT_SLACK_S)) end
 end
 return replies

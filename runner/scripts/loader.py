@@ -1,4 +1,4 @@
-"""Reads the scripts: text and SHA-1 of each, with the shared prelude in front.
+"""Reads the scripts: text and SHA-1 of each, with what they share in front.
 
 Called by whoever runs a script (EVALSHA first, EVAL after NOSCRIPT). Must never build a script's text from data.
 
@@ -32,6 +32,8 @@ _BETWEEN: Final = {
     **dict.fromkeys(("lease", "register", "unregister", "log"), ()),
     **dict.fromkeys(("artifact", "ask", "budget", "decide", "files", "mail", "quota"), ()),
 }
+#: Does without the prelude.
+_LEAN: Final = "enqueue_plain"
 #: Whose text is that of another.
 _TEXT: Final = {"enqueue_plain": "enqueue", "spawn": "enqueue"}
 _HOME: Final = Path(__file__).parent
@@ -51,6 +53,7 @@ def load(name: str) -> Script:
     """Return a script by name. Raises KeyError for a name that is not one of NAMES."""
     if name not in NAMES:
         raise KeyError(name)
-    parts = ("prelude", *_BETWEEN.get(name, _WHOLE), _TEXT.get(name, name))
+    shared = ("start",) if name == _LEAN else ("start", "prelude")
+    parts = (*shared, *_BETWEEN.get(name, _WHOLE), _TEXT.get(name, name))
     text = "\n".join((_HOME / f"{part}.lua").read_text("utf-8") for part in parts)
     return Script(name, text, hashlib.sha1(text.encode("utf-8"), usedforsecurity=False).hexdigest())

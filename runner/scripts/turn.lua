@@ -320,7 +320,7 @@ local function fill(next)
   if next(empty) then more = 1 end
 end
 
--- Who has filled its slots and leaves jobs behind wakes one more of those who wait (prelude.lua, wake).
+-- Who has filled its slots and leaves jobs behind wakes one more of those who wait (start.lua, wake).
 local function call_next()
   local looked = {}
   for _, taken in ipairs(claims) do

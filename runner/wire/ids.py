@@ -23,6 +23,7 @@ __all__ = [
     "new_boot",
     "new_command_id",
     "new_job_id",
+    "new_job_names",
     "new_nonce",
     "split_attempt",
     "tenant_of",
@@ -33,6 +34,8 @@ DEFAULT_TENANT: Final = "main"
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 #: Ten bits at a time: an id is made for each job.
 _PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
+#: Five bits of each byte: as good as five bits of a number that is made of them first.
+_LOW_BITS: Final = (_ALPHABET * 8).encode("ascii")
 _TENANT: Final = re.compile(r"[a-z0-9]{1,32}")
 _ULID: Final = re.compile(r"[0-7][0-9a-hjkmnp-tv-z]{25}")
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}")
@@ -42,13 +45,27 @@ _NODE: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 def ulid(now_ms: int | None = None, random: bytes | None = None) -> str:
     """Return 26 lower-case Crockford characters: 48 bits of milliseconds, 80 random bits. Source: the ULID format."""
     stamp = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    number = (stamp << 80) | int.from_bytes(os.urandom(10) if random is None else random, "big")
+    if random is None:
+        return _stamped(stamp, os.urandom(16))
+    number = (stamp << 80) | int.from_bytes(random, "big")
     return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 def new_job_id(tenant: str = DEFAULT_TENANT) -> str:
     """Return a fresh job id, ``TENANT-ULID``. Raises GrammarError for a bad tenant."""
     return f"{check_tenant(tenant)}-{ulid()}"
+
+
+def new_job_names(tenant: str) -> tuple[str, str]:
+    """Return a fresh id of a job and its nonce, for a tenant whose name was checked."""
+    random = os.urandom(32)
+    return f"{tenant}-{_stamped(time.time_ns() // 1_000_000, random[:16])}", random[16:].hex()
+
+
+def _stamped(stamp_ms: int, random: bytes) -> str:
+    """Return a ULID with five bits of each of 16 random bytes."""
+    pairs = [_PAIRS[(stamp_ms >> shift) & 1023] for shift in (40, 30, 20, 10, 0)]
+    return "".join(pairs) + random.translate(_LOW_BITS).decode("ascii")
 
 
 def new_command_id() -> str:

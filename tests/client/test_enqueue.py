@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, assert_type
 
 import pytest
 
-from runner import signing
+from runner import context, signing
 from runner.app import App
 from runner.context import Attempt, current_job, enter, leave
 from runner.errors import ConfigError, EnqueueError, InsideJobError, NotInJobError, TaskNameError, UsageError
@@ -137,6 +137,8 @@ def test_inside_a_job_nothing_is_enqueued(fleet: Fleet, monkeypatch: pytest.Monk
     with pytest.raises(NotInJobError):
         _ = current_job.id
     monkeypatch.setenv("RINGFENCE_FDS", "100,101")
+    # A process has it from its start.
+    monkeypatch.setattr(context, "_outside", 0)
     with pytest.raises(InsideJobError):
         fleet.app.command(["true"])
 
