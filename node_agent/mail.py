@@ -42,7 +42,7 @@ _MOST_WAITING: Final = 10_000
 REPLY_TTL_S: Final = 3600
 BACKOFF_S: Final = (0.05, 2.0)
 _BATCH: Final = 256
-#: As prelude.lua has them.
+#: As start.lua has them.
 _UNFIT: Final = ("WRONGTYPE", "last possible ID", "equal or smaller than the target stream")
 
 

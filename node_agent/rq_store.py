@@ -36,7 +36,7 @@ __all__ = ["Store"]
 TTL_S: Final = 7 * 86_400
 #: Most payload bytes in one reply; one job may exceed it once.
 REPLY_BYTES: Final = 8 * 1024 * 1024
-#: As prelude.lua has it.
+#: As start.lua has it.
 WAKE_TTL_S: Final = 60
 #: Ids that a sweep looks at per lane and call.
 WINDOW: Final = 512

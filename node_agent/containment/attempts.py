@@ -104,7 +104,7 @@ class Attempt:
         """CPU seconds so far; without a group, of the processes that live now and of those they waited for."""
         if self._group is not None:
             return self._events().cpu_s
-        return glance.below(self._mould.pid).cpu_s
+        return glance.cpu_s_below(self._mould.pid)
 
     async def release(self, payload: bytes) -> None:
         """Send the payload; the worker runs the job when it has all of it. A worker that is gone is no error here."""

@@ -44,6 +44,8 @@ class Member:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     looked_s: float = 0.0
+    #: Before this its CPU time is not looked at again.
+    rested_s: float = 0.0
     #: Not released yet: nothing of it runs.
     waits: bool = True
     #: An order for it is under way.
@@ -68,7 +70,8 @@ class Account:
     sending: dict[str, float] | None = None
     batch: int = 0
     known: bool = False
-    told: set[str] = field(default_factory=set)
+    #: Attempts of this node that a word is to be answered for yet: those that were here when it was read.
+    unanswered: dict[str, set[str]] = field(default_factory=dict)
     hit_told: int = -1
     #: What the store has to hold at least, and what it has lost: that counts here all the same.
     floor: dict[str, float] = field(default_factory=dict)
@@ -105,6 +108,11 @@ class Account:
             if found < UNREADABLE:
                 self.floor[unit] = found
         self.sending, self.used, self.known = None, used, True
+
+    def heard(self, word: Command) -> None:
+        """A verified word was read for the first time."""
+        self.words[word.id] = word
+        self.unanswered[word.id] = set(self.members)
 
     def leave(self, attempt: str) -> None:
         """An attempt is over."""

@@ -22,6 +22,7 @@ from typing import Final
 from node_agent.cancelling import end_all
 from node_agent.containment.plan import Usage
 from node_agent.doornews import Metered
+from node_agent.kernel import charging
 from node_agent.kernel.account import Account, Member, Over
 from node_agent.kernel.approvals import Desk
 from node_agent.kernel.budgetstore import BudgetStore
@@ -50,8 +51,6 @@ _LEAST_S: Final = 0.02
 _AT_ONCE: Final = 8
 #: How long after an attempt's end late reports of it are taken, in seconds.
 _LATE_S: Final = 60.0
-#: A model without a price uses a cost bound up at once: more than all of it.
-_ALL: Final = 1.000001
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +117,8 @@ class Budgets:
             return
         account, member = found
         if usage is not None and not member.waits:
-            self._charge_times(account, member)
-            account.charge("cpu_s", usage.cpu_s - member.cpu_s)
-            member.cpu_s = max(member.cpu_s, usage.cpu_s)
+            charging.charge_seconds(account, member, self._clock())
+            charging.charge_cpu(account, member, usage.cpu_s)
         member.ended_s = self._clock()
         account.leave(member.attempt)
         self._wake(account)
@@ -140,21 +138,9 @@ class Budgets:
         account.charge("tokens", inward + outward)
         bound = member.budget.bounds.get("cost_usd")
         if bound is not None and (inward or outward):
-            account.charge("cost_usd", self._cost(told, member, bound, inward, outward))
+            cost = charging.cost_usd(self._prices, told, member, bound, inward, outward)
+            account.charge("cost_usd", cost)
         self._wake(account)
-
-    def _cost(self, told: Metered, member: Member, bound: float, inward: int, outward: int) -> float:
-        cost = self._prices.cost_usd(told.model, inward, outward)
-        if cost is None and not (told.model or told.tokens_in or outward):
-            # Its answer never came, so that nobody named the model: as if it were the dearest.
-            cost = self._prices.most_usd(inward, outward)
-        if cost is None:
-            if not member.unpriced:
-                # Once: who answers the job says what it likes, as often as it likes.
-                log.warning("a model has no price", extra={"model": told.model, "attempt": told.attempt})
-            member.unpriced = True
-            cost = max(bound * _ALL, _ALL - 1)
-        return cost
 
     async def spend(self, caller: Caller, unit: str, amount: float = 1.0) -> None:
         """Charge before something is done, and return once there was room for it. Raises CallError(ENDED)."""
@@ -201,7 +187,8 @@ class Budgets:
                 try:
                     await self._store.tell(account)
                 except CallError:
-                    log.warning("what was used of a budget is not told, the store is away", extra={"key": account.key})
+                    log.warning("what was used of budgets is not told, the store is away", extra={"key": account.key})
+                    return
 
     def _show(self, caller: Caller, _: object) -> Json:
         found = self._by_attempt.get(caller.attempt)
@@ -230,7 +217,9 @@ class Budgets:
         """Charge the time, tell and read these budgets, act on what they say."""
         for account in live:
             for member in tuple(account.members.values()):
-                self._charge_times(account, member)
+                charging.charge_seconds(account, member, self._clock())
+                # Each may have read hundreds of processes: the loop belongs to others in between (attack 41).
+                await asyncio.sleep(0)
         places = asyncio.Semaphore(_AT_ONCE)
 
         async def looked(account: Account) -> None:
@@ -332,13 +321,21 @@ class Budgets:
             self._tell(EventType.BUDGET_HIT, account, member, detail)
 
     def _answer(self, account: Account, members: Sequence[Member]) -> None:
-        """Answer the commands whose words were found, once for each of this node's jobs."""
-        for word in account.words.values():
+        """Answer the commands whose words were found, once for each job that was here then.
+
+        Nobody waits for the answer to a command that has run out: a job that joins a budget is no news of old words.
+        """
+        for word_id, attempts in tuple(account.unanswered.items()):
+            word = account.words[word_id]
+            attempts.intersection_update(member.attempt for member in members)
+            if word.expires_at_ms < now_ms():
+                attempts.clear()
             for member in members:
-                if member.busy or f"{word.id} {member.attempt}" in account.told:
-                    continue
-                account.told.add(f"{word.id} {member.attempt}")
-                self._reply(account, member, word)
+                if member.attempt in attempts and not member.busy:
+                    attempts.discard(member.attempt)
+                    self._reply(account, member, word)
+            if not attempts:
+                del account.unanswered[word_id]
 
     def _reply(self, account: Account, member: Member, word: Command) -> None:
         outcome = "approved" if word.op == "approve" else "denied"
@@ -361,19 +358,6 @@ class Budgets:
     ) -> None:
         event = self._desk.notary.event(kind, job=member.run.job_id, attempt=member.run.attempt, detail=detail)
         self._desk.emit(account.tenant, event)
-
-    def _charge_times(self, account: Account, member: Member) -> None:
-        """Charge wall and CPU time since the last look; no wall time passes for a job that stands still."""
-        now_s = self._clock()
-        if member.waits:
-            return
-        if not member.run.holders:
-            account.charge("wall_s", now_s - member.looked_s)
-        member.looked_s = now_s
-        if "cpu_s" in member.budget.bounds and member.run.tree is not None:
-            used_s = member.run.tree.cpu_s()
-            account.charge("cpu_s", used_s - member.cpu_s)
-            member.cpu_s = max(member.cpu_s, used_s)
 
     async def _until_room(self, account: Account, member: Member) -> None:
         async with self._turned:

@@ -76,7 +76,7 @@ class BudgetStore:
             if word is None or (word.id, word.budget, word.selector.value) != (command_id, account.key, account.tenant):
                 account.void.add(command_id)
             else:
-                account.words[command_id] = word
+                account.heard(word)
 
     def _keys(self, account: Account) -> tuple[str, str]:
         keys = self._calls.keys

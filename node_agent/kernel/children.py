@@ -18,22 +18,23 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from node_agent.dependencies import Ended
 from node_agent.kernel.caller import Caller
-from node_agent.kernel.endwatch import MISUSED, EndWatch, bounded, states_of
+from node_agent.kernel.childforms import ExitAsk, JobAsk, SpawnAsk, WaitAsk, told
+from node_agent.kernel.endwatch import MISUSED, EndWatch, bounded, fields_of, states_of
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.seams import Around
 from node_agent.kernel.table import Entry
 from runner import lineage
 from runner.scripts import loader, payload, rows
 from runner.scripts.payload import JobData, Link
-from runner.wire import codec, derived, ids, record
-from runner.wire.calls import MAX_DATA_BYTES, ErrorCode
+from runner.wire import derived, ids, record
+from runner.wire.calls import ErrorCode
 from runner.wire.codec import Json
 from runner.wire.derived import BeyondError, Child, Origin
 from runner.wire.envelope import Domain
 from runner.wire.errors import RecordError, WireError
 from runner.wire.grants import Grants
-from runner.wire.spec import JobSpec, Limits
-from runner.wire.states import END_STATES, State
+from runner.wire.spec import JobSpec
+from runner.wire.states import END_STATES
 
 __all__ = ["Children"]
 
@@ -42,53 +43,11 @@ MAX_ORIGIN_BYTES: Final = 128 * 1024
 #: How often a number may turn out to be taken.
 _TRIES: Final = 4
 MAX_WAIT_S: Final = 3600.0
+#: A job whose signed words are as long is packed by a thread.
+_LARGE_BYTES: Final = 16 * 1024
 _EXIT_CODES: Final = 256
 _MOST_DIGITS: Final = 9
 _ENDED: Final = "this attempt is over"
-
-
-@dataclass(frozen=True, slots=True)
-class ExitAsk:
-    """Fields of job.exit."""
-
-    code: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnAsk:
-    """Fields of job.spawn. ``grants`` None: none, or with ``inherit`` the parent's own, but for ``spawn``."""
-
-    task: str | None = None
-    argv: tuple[str, ...] | None = None
-    args: tuple[object, ...] = ()
-    kwargs: dict[str, object] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
-    cwd: str | None = None
-    grants: Grants | None = None
-    inherit: bool = False
-    limits: Limits = Limits()
-    retries: int = 0
-    priority: int | None = None
-    not_after_ms: int | None = None
-    node: str | None = None
-    fresh: bool = False
-    at_most_once: bool = False
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class JobAsk:
-    """Fields of job.status."""
-
-    job: str
-
-
-@dataclass(frozen=True, slots=True)
-class WaitAsk:
-    """Fields of job.wait."""
-
-    job: str
-    timeout_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -227,7 +186,7 @@ class Children:
         notary, found, keys = self._around.notary, line.found, self._keys
         link = Link(data, notary.signer.sign(Domain.CHILD, data), self._around.card)
         made = replace(found, links=(*found.links, link))
-        packed = payload.pack(made.envelope, made.signature, made.occurrence, made.links)
+        packed = await _packed(made)
         row, now_ms = rows.row(spec, spec.not_before_ms), time.time_ns() // 1_000_000
         below = child.number + 1 + (spec.grants.spawn or 0)
         ttl_s = 7 * 86_400
@@ -289,7 +248,9 @@ class Children:
         if self._around.fleet is None or not self._around.card:
             why = "this node has no card of the fleet, so no other node would take a child job from it"
             raise CallError(ErrorCode.DENIED, f"{why}: `ringfence keys` issues one")
-        stored = cast("bytes | None", await bounded(self._redis.hget(self._keys.job(caller.job), "data")))
+        most = payload.MAX_DATA_BYTES
+        read = await bounded(fields_of(self._redis, self._keys, caller.job, ("data",), most))
+        (stored,) = cast("list[bytes | None]", read)
         try:
             found = payload.parse(stored or b"")
             if found.sha256 != caller.run.envelope_sha256:
@@ -320,17 +281,18 @@ class Children:
         end = cast("Ended | str", await bounded(ends.end_of(ask.job, caller.tenant, digest)))
         if isinstance(end, str):
             raise CallError(ErrorCode.FAULT, end)
-        return _told(end)
+        return told(end)
 
     async def _status(self, caller: Caller, ask: JobAsk) -> Json:
         await self._own(caller, ask.job)
         (state,) = cast("list[str | None]", await bounded(states_of(self._redis, self._keys, [ask.job])))
         if state == MISUSED:
             raise CallError(ErrorCode.FAULT, f"the store holds nonsense where the state of {ask.job} should be")
-        attempt = cast("bytes | None", await bounded(self._redis.hget(self._keys.job(ask.job), "rf_attempt")))
+        read = await bounded(fields_of(self._redis, self._keys, ask.job, ("rf_attempt",), _MOST_DIGITS))
+        (attempt,) = cast("list[bytes | None]", read)
         if state is None:
             raise CallError(ErrorCode.NOT_FOUND, f"the store holds no job {ask.job} any more")
-        number = int(attempt) if attempt is not None and attempt.isdigit() and len(attempt) <= _MOST_DIGITS else 0
+        number = int(attempt) if attempt is not None and attempt.isdigit() else 0
         return {"job": ask.job, "state": state, "attempt": number}
 
     async def _own(self, caller: Caller, job: str) -> str:
@@ -359,29 +321,17 @@ class Children:
         self._mine.pop(caller.attempt, None)
 
 
+async def _packed(job: JobData) -> bytes:
+    """Return the stored form. Compressing a large one takes milliseconds, in which the loop belongs to others."""
+    words = (job.envelope, job.signature, job.occurrence, job.links)
+    if len(job.envelope) + len(job.links[-1].child) < _LARGE_BYTES:
+        return payload.pack(*words)
+    return await asyncio.to_thread(payload.pack, *words)
+
+
 def _alive(caller: Caller) -> None:
     if caller.run.stopping or caller.run.proved.done():
         raise CallError(ErrorCode.ENDED, _ENDED)
-
-
-def _told(end: Ended) -> Json:
-    outcome = end.outcome
-    value: Json = None
-    omitted = end.value is not None and len(end.value) > MAX_DATA_BYTES
-    if end.value is not None and outcome.state == State.FINISHED and not omitted:
-        value = codec.load(end.value)
-    return {
-        "job": outcome.job,
-        "state": outcome.state,
-        "reason": outcome.reason,
-        "exit_code": outcome.exit_code,
-        "signal": outcome.signal,
-        "node": outcome.node,
-        "attempt": outcome.attempt,
-        "detail": (outcome.detail or "")[:1000],
-        "result": value,
-        "omitted": omitted,
-    }
 
 
 def _checked(check: Callable[..., object], *words: str) -> None:

@@ -20,7 +20,7 @@ from runner.wire.calls import ErrorCode
 from runner.wire.keys import Keys
 from runner.wire.states import END_STATES
 
-__all__ = ["MISUSED", "EndWatch", "bounded", "states_of"]
+__all__ = ["MISUSED", "EndWatch", "bounded", "fields_of", "states_of"]
 
 #: Each wait for the store, in seconds.
 STORE_S: Final = 2.0
@@ -105,6 +105,22 @@ async def states_of(redis: Redis, keys: Keys, jobs: Sequence[str]) -> list[str |
     found = dict(zip(asked, _readable(await pipe.execute(raise_on_error=False)), strict=True))
     states = (found.get(job, MISUSED) for job in jobs)
     return [state.decode("utf-8", "replace") if isinstance(state, bytes) else _misused(state) for state in states]
+
+
+async def fields_of(redis: Redis, keys: Keys, job: str, names: Sequence[str], most_bytes: int) -> list[bytes | None]:
+    """Return fields of a job's hash; None: it has none, or one that is longer than any node writes it.
+
+    What is longer is not even fetched: who may write there could have the agent hold all of it. Raises RedisError.
+    """
+    pipe = redis.pipeline(transaction=False)
+    for name in names:
+        pipe.hstrlen(keys.job(job), name)
+    sizes = _readable(await pipe.execute(raise_on_error=False))
+    short = [name for name, size in zip(names, sizes, strict=True) if isinstance(size, int) and 0 < size <= most_bytes]
+    for name in short:
+        pipe.hget(keys.job(job), name)
+    found = dict(zip(short, _readable(await pipe.execute(raise_on_error=False)), strict=True))
+    return [value if isinstance(value := found.get(name), bytes) else None for name in names]
 
 
 def _misused(answer: object) -> str | None:

@@ -27,21 +27,19 @@ from broker.vault.reserve import Reserve
 from node_agent.kernel import recordlines, segments
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.recordlines import Field
+from node_agent.kernel.rooms import Rooms
 from node_agent.kernel.segments import Segment
 from runner.signing import Signer, sealed_for
 from runner.wire import flight
 from runner.wire.calls import ErrorCode
 
-__all__ = ["ATTEMPT_BYTES", "ATTEMPT_BYTES_PER_S", "KEEP_BYTES", "SEGMENT_BYTES", "Recorder"]
+__all__ = ["KEEP_BYTES", "SEGMENT_BYTES", "Recorder"]
 
 log = logging.getLogger(__name__)
 
 #: A file is closed at this size, and the oldest are given up when all are larger than KEEP_BYTES.
 SEGMENT_BYTES: Final = 16 << 20
 KEEP_BYTES: Final = 2 << 30
-#: Room that one attempt has in the record at once, and what it gets back: no job can push the others' lines out of it.
-ATTEMPT_BYTES: Final = 16 << 20
-ATTEMPT_BYTES_PER_S: Final = 8 << 10
 #: Fields in which a job's own words may stand.
 _SAID: Final = frozenset({"resource", "why", "name", "host", "what", "note", "path", "reason"})
 
@@ -93,7 +91,7 @@ class Recorder:
         self._closed = False
         self._closing: list[int] = []
         self._dirty = self._new = False
-        self._rooms: dict[str, tuple[float, int]] = {}
+        self._rooms = Rooms(lambda: clock() / 1e9)
         self.heal()
 
     @property
@@ -120,10 +118,18 @@ class Recorder:
         """Write one line that ``attempt`` has caused, before what it tells of.
 
         Raises:
-            CallError: UNRECORDED: the line was not written, and nothing of it is left; SLOW_DOWN: the attempt has used
-                up its room. The action must not happen.
+            CallError: UNRECORDED: the line was not written, and nothing of it is left; SLOW_DOWN: the attempt, or its
+                tenant, has used up its room. The action must not happen.
         """
         self._append(kind, attempt, self.veil(attempt, fields), bounded=bool(attempt))
+
+    def about(self, kind: str, attempt: str, **fields: Field) -> None:
+        """Write one line about ``attempt`` that others have caused: its node, an operator, another job.
+
+        Whatever the attempt has filled the record with does not hold up what is done to it. Raises
+        CallError(UNRECORDED).
+        """
+        self._append(kind, attempt, self.veil(attempt, fields), bounded=False)
 
     def must(self, kind: str, attempt: str, fields: Mapping[str, Field]) -> None:
         """Write one line of what the node itself is about to do. Raises CallError(UNRECORDED): it must not happen."""
@@ -153,7 +159,7 @@ class Recorder:
 
     def forget(self, attempt: str) -> None:
         """The attempt is over."""
-        self._rooms.pop(attempt, None)
+        self._rooms.forget(attempt)
         self.veiled.discard(attempt)
 
     def heal(self) -> bool:
@@ -280,12 +286,8 @@ class Recorder:
         self.failed = why
 
     def _take_room(self, attempt: str, size: int) -> None:
-        now_s = self._clock() / 1e9
-        left, last_ms = self._rooms.get(attempt, (float(ATTEMPT_BYTES), int(now_s * 1000)))
-        left = min(float(ATTEMPT_BYTES), left + max(0.0, now_s - last_ms / 1000) * ATTEMPT_BYTES_PER_S) - size
-        if left < 0:
-            raise CallError(ErrorCode.SLOW_DOWN, "this job has filled its room in the node's record: call less often")
-        self._rooms[attempt] = (left, int(now_s * 1000))
+        if whose := self._rooms.take(attempt, size):
+            raise CallError(ErrorCode.SLOW_DOWN, f"{whose} filled the room in the node's record: call less often")
 
     def _open(self) -> None:
         """Go on after what an earlier start has left, in a file of our own. Raises OSError, VaultError, CallError."""

@@ -34,6 +34,9 @@ class Recorder(Protocol):
     def write(self, kind: str, attempt: str, **fields: str | int | float | bool | None) -> None:
         """Write one line before the action. Raises CallError(UNRECORDED): then the action must not happen."""
 
+    def about(self, kind: str, attempt: str, **fields: str | int | float | bool | None) -> None:
+        """Write one line about an attempt that it has not caused itself. Raises CallError(UNRECORDED), as above."""
+
 
 class Decider(Protocol):
     """Policy for calls (deciding.py)."""

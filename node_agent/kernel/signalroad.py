@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from node_agent.cancelling import end_all
 from node_agent.kernel.bell import Bell, Ring
 from node_agent.kernel.caller import Caller
+from node_agent.kernel.endwatch import fields_of
 from node_agent.kernel.errors import CallError
 from node_agent.kernel.seals import Seals
 from node_agent.kernel.signalpost import Done, Sent
@@ -41,8 +42,10 @@ T = TypeVar("T", Signal, Answer)
 ANSWER_S: Final = 2.0
 #: A signal older than this, or further ahead, is none any more, in milliseconds.
 FRESH_MS: Final = 60_000
-#: Signals that came lately: none is carried out twice.
-_MOST_KNOWN: Final = 4096
+#: Signals that came lately: none is carried out twice. Over as many none is taken until some can't be repeated.
+_MOST_KNOWN: Final = 16_384
+#: Longest state and claim of a job, in bytes.
+_MOST_FIELD: Final = 128
 #: Most signals from other nodes under way at a time.
 _MOST_TASKS: Final = 256
 
@@ -58,7 +61,8 @@ class Road:
         self._redis, self._keys, self._node = redis, keys, node
         self._bell, self._seals = bell, seals
         self.arrived: Callable[[JobSpec, str, Sent], Awaitable[Done]] = _nobody
-        self._known: OrderedDict[str, None] = OrderedDict()
+        #: By id, when it was sent.
+        self._known: OrderedDict[str, int] = OrderedDict()
         self._since_ms = now_ms()
         self._answers: dict[str, asyncio.Future[Answer]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,10 +110,7 @@ class Road:
     async def _holder(self, job: str) -> tuple[str | None, str]:
         try:
             async with asyncio.timeout(ANSWER_S):
-                call = cast(
-                    "Awaitable[list[bytes | None]]", self._redis.hmget(self._keys.job(job), ["rf_state", "rf_claim"])
-                )
-                state, claim = await call
+                state, claim = await fields_of(self._redis, self._keys, job, ("rf_state", "rf_claim"), _MOST_FIELD)
         except (RedisError, TimeoutError, OSError) as error:
             why = f"the store does not answer ({type(error).__name__}); ask again"
             raise CallError(ErrorCode.UNAVAILABLE, why) from None
@@ -126,9 +127,7 @@ class Road:
         word = await self._read(Signal, ring)
         if word is None or not self._fresh(word):
             return
-        self._known[word.id] = None
-        while len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
+        self._known[word.id] = word.at_ms
         try:
             sender = await self.known(word.sender, word.tenant)
             speaks = sender is not None and await self._seals.speaks(word.node, sender)
@@ -148,7 +147,12 @@ class Road:
 
     def _fresh(self, word: Signal) -> bool:
         """Whether it is of now, of this start of the agent, and new: what is repeated is carried out once."""
-        return abs(now_ms() - word.at_ms) <= FRESH_MS and word.at_ms >= self._since_ms and word.id not in self._known
+        at_ms = now_ms()
+        if abs(at_ms - word.at_ms) > FRESH_MS or word.at_ms < self._since_ms or word.id in self._known:
+            return False
+        while self._known and next(iter(self._known.values())) < at_ms - FRESH_MS:
+            self._known.popitem(last=False)
+        return len(self._known) < _MOST_KNOWN
 
     def _answered(self, ring: Ring) -> None:
         if self._answers:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import signal
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -45,9 +46,12 @@ _BY_JOBS: Final = TOLD | {SignalName.KILL, SignalName.STOP, SignalName.CONT, Sig
 #: How often an attempt may send.
 PER_S: Final = 20.0
 BURST: Final = 40.0
-#: How often jobs may stop one attempt, or let it go on.
+#: How often one job may stop an attempt, or let it go on; and most jobs whose rate is remembered for one attempt.
 HOLDS_PER_S: Final = 2.0
 HOLDS_BURST: Final = 10.0
+_MOST_HOLDERS: Final = 64
+#: Most jobs of other nodes whose rate is remembered.
+_MOST_ARRIVING: Final = 1024
 #: A process that takes no records is tried again so often, so many times.
 _AGAIN_S: Final = 0.1
 _TRIES: Final = 100
@@ -100,7 +104,10 @@ class Signals:
         self._around, self._pauser, self._road, self._clock = around, pauser, road, clock
         self._posts: dict[str, Post] = {}
         self._buckets: dict[str, Bucket] = {}
-        self._holds: dict[str, Bucket] = {}
+        #: By attempt, then by who sends.
+        self._holds: dict[str, OrderedDict[str, Bucket]] = {}
+        #: By job of another node: its node bounds it, too, if that is an honest one.
+        self._arriving: OrderedDict[str, Bucket] = OrderedDict()
         self._timers: set[asyncio.TimerHandle] = set()
         road.arrived = self._arrived
         around.ending.append(self.ended)
@@ -212,6 +219,8 @@ class Signals:
         if run is None or run.spec is None:
             return Done("refused", "the job does not run on this node any more")
         problem = may_signal(sender, run.spec, sent.name, run.selectors)
+        if not problem and not _bucket(self._arriving, sender.id, _MOST_ARRIVING, PER_S, BURST, self._clock).take():
+            problem = f"at most {PER_S:g} signals a second; send again in a moment"
         return Done("refused", problem) if problem else await self.carry_out(run, sent)
 
     def _listen(self, caller: Caller, _: Nothing) -> Json:
@@ -250,8 +259,10 @@ class Signals:
             # Told before the freeze: who goes on later knows why it stood still.
             post.tell(sent)
             return await self._hold(run, Order("pause", _HOLDS[sent.name], command, sent.why, sent.sender))
-        if holder == "watch" and not self._may_hold(run):
-            return Done("refused", f"it was stopped and let go on too often: at most {HOLDS_PER_S:g} times a second")
+        if holder == "watch" and not self._may_hold(run, sent.sender):
+            return Done(
+                "refused", f"{sent.sender} stops it and lets it go on too often: at most {HOLDS_PER_S:g} times a second"
+            )
         op: Final = "pause" if sent.name is SignalName.STOP else "resume"
         if op == "resume":
             post.tell(sent)
@@ -278,14 +289,11 @@ class Signals:
         run.kill(order)
         return Done("applied")
 
-    def _may_hold(self, run: Run) -> bool:
-        """Each of these writes to the store, and any job may send them to itself."""
-        attempt = ids.attempt_name(run.job_id, run.attempt)
-        bucket = self._holds.get(attempt)
-        if bucket is None:
-            self._post(run)
-            bucket = self._holds[attempt] = Bucket(HOLDS_PER_S, HOLDS_BURST, self._clock)
-        return bucket.take()
+    def _may_hold(self, run: Run, sender: str) -> bool:
+        """Each of these writes to the store, and any job may send them to itself: that uses nobody else's rate up."""
+        self._post(run)
+        holds = self._holds.setdefault(ids.attempt_name(run.job_id, run.attempt), OrderedDict())
+        return _bucket(holds, sender, _MOST_HOLDERS, HOLDS_PER_S, HOLDS_BURST, self._clock).take()
 
     async def _hold(self, run: Run, order: Order) -> Done:
         receipt = await self._pauser.carry_out(run, order)
@@ -297,7 +305,8 @@ class Signals:
 
     def _record(self, run: Run, sent: Sent) -> None:
         attempt = ids.attempt_name(run.job_id, run.attempt)
-        self._around.recorder.write("signal", attempt, signal=str(sent.name), by=sent.sender, why=sent.why)
+        # Never against the target's own room in the record: a job that has filled it could not be stopped any more.
+        self._around.recorder.about("signal", attempt, signal=str(sent.name), by=sent.sender, why=sent.why)
 
     def _tell_event(self, run: Run, sent: Sent, done: Done) -> None:
         detail: dict[str, str | int | float | bool] = {
@@ -346,6 +355,17 @@ class Signals:
 
             timer.append(asyncio.get_running_loop().call_later(_AGAIN_S, later))
             self._timers.add(timer[0])
+
+
+def _bucket(
+    known: OrderedDict[str, Bucket], name: str, most: int, per_s: float, burst: float, clock: Callable[[], float]
+) -> Bucket:
+    """Return the rate of a name; who was heard of least lately is forgotten first."""
+    found = known.pop(name, None) or Bucket(per_s, burst, clock)
+    known[name] = found
+    if len(known) > most:
+        known.popitem(last=False)
+    return found
 
 
 def may_signal(sender: JobSpec, target: JobSpec, name: SignalName, selectors: tuple[str, ...] = ()) -> str:

@@ -49,7 +49,7 @@ def stand(
     words = Words(notary.node, ground.trust.by_id())
     pauser = Pauser(notary, mail)
     events = JobEvents(notary, mail.job_event)
-    ledger = approvals.Desk(notary, mail.emit, mail.paused, recorder.write, events.tell)
+    ledger = approvals.Desk(notary, mail.emit, mail.paused, recorder.about, events.tell)
     parking = Parking(calls, words)
     asked = Approvals(calls, words, ledger, pauser, parking)
     budgets = Budgets(calls, words, ledger, pauser, notary.boot, ground.prices)

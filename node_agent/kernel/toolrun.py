@@ -107,7 +107,8 @@ class ToolDesk:
         self._bench = bench
         self._tools: Mapping[str, Tool] = {} if bench is None else bench.ground.policy.tools
         self._free: list[Slot | LowSlot] = [] if bench is None else list(bench.slots.tools.values())
-        self._waiting: list[asyncio.Future[None]] = []
+        #: Who waits for a slot; while somebody does, none is free.
+        self._waiting: list[asyncio.Future[Slot | LowSlot]] = []
         self._under_way: dict[str, int] = {}
         self._moulds: dict[int, int] = {}
         self._pipes = Pipes()
@@ -217,33 +218,32 @@ class ToolDesk:
             log.error("a tool call failed in the agent", exc_info=error, extra={"job": caller.job})
 
     async def _slot(self) -> Slot | LowSlot:
-        if not self._free:
-            if len(self._waiting) >= MOST_WAITING:
-                raise CallError(ErrorCode.QUOTA, f"{MOST_WAITING} tool calls wait on this node: call again later")
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            try:
-                async with asyncio.timeout(QUEUE_S):
-                    await waiter
-            except TimeoutError:
+        if self._free:
+            return self._free.pop()
+        if len(self._waiting) >= MOST_WAITING:
+            raise CallError(ErrorCode.QUOTA, f"{MOST_WAITING} tool calls wait on this node: call again later")
+        waiter: asyncio.Future[Slot | LowSlot] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout(QUEUE_S):
+                return await waiter
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if waiter.done() and not waiter.cancelled():
+                # It was handed over in the same moment.
+                self._give_back(waiter.result())
+            if isinstance(error, TimeoutError):
                 raise CallError(ErrorCode.TIMEOUT, f"no place for the tool came free in {QUEUE_S:g} s") from None
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self._next()
-                raise
-            finally:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
-        return self._free.pop()
+            raise
+        finally:
+            self._waiting.remove(waiter)
 
     def _give_back(self, slot: Slot | LowSlot) -> None:
-        self._free.append(slot)
-        self._next()
-
-    def _next(self) -> None:
-        """Let as many go on as there are slots."""
-        for waiter in [one for one in self._waiting if not one.done()][: len(self._free)]:
-            waiter.set_result(None)
+        """Hand the slot to whoever waits longest: one that only lay free could be taken by who asks just then."""
+        waiter = next((one for one in self._waiting if not one.done()), None)
+        if waiter is None:
+            self._free.append(slot)
+        else:
+            waiter.set_result(slot)
 
     async def _run(
         self, caller: Caller, bench: Bench, tool: Tool, spec: JobSpec, slot: Slot | LowSlot, call: _Call

@@ -170,7 +170,7 @@ async def node(
     pauser = Pauser(notary, _Mail())
     calls, words = StoreCalls(redis, KEYS), Words(name, trust)
     quiet: list[str] = []
-    desk = Desk(notary, emit, receipts.append, recorder.write, lambda _job, _number, kind, _detail: quiet.append(kind))
+    desk = Desk(notary, emit, receipts.append, recorder.about, lambda _job, _number, kind, _detail: quiet.append(kind))
     quotas = Quotas(calls, f"boot-{name}", keep_s, life_ms)
     parking = Parking(calls, words)
     approvals = Approvals(calls, words, desk, pauser, parking, look_s=look_s, wait_s=wait_s)

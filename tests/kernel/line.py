@@ -21,6 +21,7 @@ from node_agent.kernel.errors import CallError
 from node_agent.kernel.seams import Around
 from node_agent.kernel.table import Entry, table_of
 from node_agent.pipes import Pipes
+from runner.guest import calls
 from runner.wire import frames
 from runner.wire.calls import ErrorCode
 from runner.wire.codec import Json
@@ -186,7 +187,12 @@ async def talk(work: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            value = work()
+            try:
+                value = work()
+            finally:
+                # A refusal that the work has kept holds the thread's session in a cycle.
+                if isinstance(held := getattr(calls._own, "session", None), calls.Session):
+                    held.close()
         except BaseException as error:  # noqa: BLE001 - carried to the test
             loop.call_soon_threadsafe(settle, None, error)
         else:

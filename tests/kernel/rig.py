@@ -36,13 +36,20 @@ NODE = "n1"
 
 @dataclass(slots=True)
 class FakeRecorder:
-    """Notes every line; ``broken`` refuses each one."""
+    """Notes every line; ``broken`` refuses each one, ``full`` those that the attempt itself has caused."""
 
     lines: list[tuple[str, str, dict[str, object]]] = field(default_factory=list)
     broken: bool = False
+    full: bool = False
 
     def write(self, kind: str, attempt: str, **fields: str | int | float | bool | None) -> None:
-        """Note one line. Raises CallError(UNRECORDED) if broken."""
+        """Note one line. Raises CallError(UNRECORDED) if broken, SLOW_DOWN if full."""
+        if self.full:
+            raise CallError(ErrorCode.SLOW_DOWN, "the job has no room in the record")
+        self.about(kind, attempt, **fields)
+
+    def about(self, kind: str, attempt: str, **fields: str | int | float | bool | None) -> None:
+        """The same, of what others have caused."""
         if self.broken:
             raise CallError(ErrorCode.UNRECORDED, "the recorder takes no line")
         self.lines.append((kind, attempt, dict(fields)))

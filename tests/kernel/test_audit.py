@@ -19,6 +19,7 @@ from runner import Grants
 from runner.cli import commands
 from runner.job import Job
 from runner.wire.receipt import Receipt
+from tests.support import shell as shells
 from tests.support.fleet import CLI
 from tests.support.rig import Node, Rig, rigged
 from tests.support.shell import Shell
@@ -95,9 +96,8 @@ class Live:
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
     """An agent with two slots."""
-    shell = Shell()
     with rigged(slots=2) as rig:
-        found = Live(rig, rig.start("a"), shell)
+        found = Live(rig, rig.start("a"), shells.shared())
         # What opens connections does so before the first test looks at what it leaves.
         job, _ = rig.pulse("warm")
         rig.wait_state(job, "running")
@@ -105,7 +105,6 @@ def live() -> Iterator[Live]:
         found.numbers()
         list(rig.app.events())
         yield found
-    shell.close()
 
 
 def finished(job: Job[None]) -> Job[None]:
@@ -253,6 +252,23 @@ def test_f2_a_live_record_is_held_against_ends_and_receipts(live: Live, tmp_path
     forged = receipt.__class__(**{name: getattr(receipt, name) for name in Receipt.__slots__} | {"survivors": 7})
     note.write_text(json.dumps({name: getattr(forged, name) for name in Receipt.__slots__}))
     assert live.here("audit", "verify", "--receipt", str(note)).returncode == 2
+
+
+def test_attack_31_anchors_that_are_no_stream_are_a_fault_and_the_rest_is_checked(live: Live) -> None:
+    """Whoever puts another type under the key of the anchors has `verify` say so, next to all that it can check."""
+    redis, key = live.rig.redis, live.rig.app.client().keys.anchor(live.node.name)
+    aside = redis.exists(key) and redis.rename(key, f"{key}.aside")
+    redis.set(key, "none", ex=60)
+    try:
+        code, found = live.verify()
+    finally:
+        redis.delete(key)
+        if aside:
+            redis.rename(f"{key}.aside", key)
+    assert code == 1
+    assert isinstance(faults := found["faults"], list)
+    assert any("is no stream" in fault for fault in faults)
+    assert found["anchors"] or not aside
 
 
 def test_f3_follow_prints_what_comes(live: Live) -> None:

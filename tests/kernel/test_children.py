@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -141,6 +143,23 @@ def test_k2_a_child_is_claimed_and_admitted_on_another_node(home: Home) -> None:
     admitted = home.kin.judge(found, job)
     assert isinstance(admitted, Admitted), admitted
     assert (job.id, job.argv, job.ancestors) == (made["job"], ("sh", "-c", "other"), (spec.id,))
+
+
+def test_attack_41_a_large_child_is_packed_beside_the_loop(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressing what a job wrote takes milliseconds: no other job waits for it."""
+    threads: list[bool] = []
+
+    def pack(*words: Any) -> bytes:  # noqa: ANN401 - passed on as they are
+        threads.append(threading.current_thread() is threading.main_thread())
+        return payload.pack(*words)
+
+    spec = parent()
+    claim = home.running(spec)
+    monkeypatch.setattr("node_agent.kernel.children.payload", SimpleNamespace(**{**vars(payload), "pack": pack}))
+    words = ["sh", "-c", "x" * 20_000]
+    made = [home.spawn(claim, spec, argv=argv)["job"] for argv in (words, words[:2])]
+    assert (threads[0], all(threads[1:])) == (False, True)
+    assert {claim.job for claim in home.n2.turn(free=(1, 2), lanes=("agents",)).claims} == set(made)
 
 
 def test_k2_numbers_go_on_and_end(home: Home) -> None:

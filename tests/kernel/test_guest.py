@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from node_agent.kernel.artifacts import Artifacts
 from node_agent.kernel.progress import Progress
 from node_agent.kernel.table import table_of
-from runner.guest import calls, progress
+from runner.guest import calls, progress, signals
 from runner.guest.calls import CallRefused, Session
 from runner.wire.artifact import MAX_ARTIFACT_BYTES, PIECE_BYTES
 from runner.wire.calls import ErrorCode
@@ -250,12 +250,29 @@ def test_attack_10_artifacts_are_bounded_and_what_is_given_up_leaves_nothing(
         ("mail send box {bad", "Expecting"),
         ("signals send FOO", "there are KILL"),
         ("files put", "read from stdin"),
+        ("jobs run --read /srv -- true", "not '--read'"),
+        ("jobs run --name -- true", "not '--name'"),
     ],
 )
 def test_wrong_words_are_told_in_a_line(words: str, says: str) -> None:
     """No traceback, whatever part they are for; exit 2."""
     done = subprocess.run([sys.executable, "-S", str(GUEST_MAIN), *words.split()], capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr, says in done.stderr) == (2, False, True), done.stderr
+
+
+def test_a_mask_waits_for_no_thread_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the node ended the session, whoever holds signals up is told, and does not wait for ever."""
+    monkeypatch.setattr(signals, "_LOOK_S", 0.01)
+    ear = object.__new__(signals._Ear)
+    ear._lock, ear._masked, ear._thread = threading.Lock(), threading.Event(), threading.Thread(target=lambda: None)
+    ear._stirred, ear._stir = os.pipe()
+    ear._thread.start()
+    ear._thread.join()
+    with pytest.raises(CallRefused) as caught:
+        ear.mask(frozenset())
+    assert caught.value.code == ErrorCode.ENDED
+    for fd in (ear._stirred, ear._stir):
+        os.close(fd)
 
 
 def test_an_older_attempt_can_not_replace_what_a_newer_one_gave(valkey: Valkey) -> None:

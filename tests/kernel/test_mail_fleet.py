@@ -10,6 +10,7 @@ import pytest
 from runner import Budget, Grants, JobKilled
 from runner.cli.ceiling import Import
 from runner.cli.commands import run_words
+from runner.errors import UsageError
 from tests.support.rig import Rig, rigged
 from tests.support.wait import wait_until
 
@@ -138,6 +139,10 @@ def test_operators_signal_by_name_and_selector_on_the_command_line(
     for job in jobs:
         rig.wait_output(job, "one")
     assert [event.detail["why"] for event in jobs[0].events() if event.type == "job.signalled"] == ["now"]
+    found = rig.app.signal("usr1", tag="g=y", reason="again")
+    assert {(one.job, one.outcome) for one in found} == {(job.id, "delivered") for job in jobs}
+    with pytest.raises(UsageError, match="exactly one"):
+        rig.app.signal("USR1")
     assert cli("SIGSTOP", jobs[0].id)[0] == 0
     rig.wait_state(jobs[0], "paused")
     assert "signal queued on" in cli("USR1", jobs[0].id)[1]

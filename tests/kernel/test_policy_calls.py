@@ -119,10 +119,10 @@ def test_e3_trees_are_compared_by_component_and_no_other_spelling_slips_past() -
 def test_attack_41_a_hostile_resource_costs_no_time() -> None:
     """A text on which a pattern would work long is denied unseen."""
     rules = calls('[[call]]\neffect = "deny"\nactions = ["*"]\nresources = ["*a*a*a*a*a*a*a*b"]\n')
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     assert said(rules, "progress.set", "a" * 60_000).effect == "deny"
     assert said(rules, "progress.set", "a" * 4096).effect == "allow"
-    assert time.perf_counter() - started_s < 0.5
+    assert time.process_time() - started_s < 0.5
 
 
 def test_rules_hold_for_whom_they_name() -> None:

@@ -95,7 +95,9 @@ def test_a_watcher_waits_for_news_and_hears_them_soon(valkey: Valkey) -> None:
             spec = build.job()
             known.jobs[spec.id] = spec
             guard = rig.caller(watch=("all",))
-            waiting = asyncio.create_task(watch(node, guard, wait_s=10))
+            # From here on: a watcher that has not yet found where the news end would take the first one for old.
+            _, after = await watch(node, guard)
+            waiting = asyncio.create_task(watch(node, guard, after=after, wait_s=10))
             await await_until(lambda: node.watch._waiting, "the watcher to wait")
             event = ended(node, spec.id)
             await put(store, event.payload, event.signature)

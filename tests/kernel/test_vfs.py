@@ -295,6 +295,21 @@ def test_a_rename_takes_nothing_away_that_policy_keeps() -> None:
     asyncio.run(main())
 
 
+def test_a_rename_makes_nothing_where_policy_lets_nothing_be_made() -> None:
+    """A directory that would bring something below a kept tree with it stays where it is; an empty one moves."""
+
+    async def main() -> None:
+        files, who = Files.on(rig.around(Redis(), decider=Keeps())), job()
+        rows = {entry.op: entry for entry in files.entries()}
+        for path in ("t", "t/kept", "e"):
+            await rig.ask(rows.values(), who, "file.mkdir", path=f"{W}/{path}")
+        code = await rig.refused(rows.values(), who, "file.rename", path=f"{W}/t", to=f"{W}/d")
+        assert code is ErrorCode.DENIED
+        await rig.ask(rows.values(), who, "file.rename", path=f"{W}/e", to=f"{W}/d")
+
+    asyncio.run(main())
+
+
 def test_a_rename_makes_no_path_that_could_not_be_opened() -> None:
     """A directory is not moved to where what is in it would have too many names or bytes."""
 

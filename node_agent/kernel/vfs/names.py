@@ -29,7 +29,8 @@ _ROW_BYTES = 96
 class Names:
     """Handlers. ``mounts``: the volumes of a caller; ``descriptor``: its open descriptor by number.
 
-    ``judge``: raises CallError unless policy lets a rename take a path away; where it goes was judged before.
+    ``judge``: raises CallError unless policy lets a rename take a path away, or make one below where it goes;
+    that place itself was judged before.
     """
 
     def __init__(
@@ -144,7 +145,9 @@ class Names:
             if isinstance(node, Directory):
                 with volume.working():
                     for inner in tree.below(node):
-                        self._judge(caller, shown((*source.path, *inner.path[len(source.inner) :])), ask)
+                        below = inner.path[len(source.inner) :]
+                        self._judge(caller, shown((*source.path, *below)), ask)
+                        self._judge(caller, shown((*target.path, *below)), ask)
             await volume.move(node, parent, name, over)
         return None
 
