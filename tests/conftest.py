@@ -16,7 +16,7 @@ import pytest
 import redis
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from tests.support import leaks, scratch
+from tests.support import agents, leaks, scratch, shell
 from tests.support.valkey import Valkey, running
 
 CACHE = Path(__file__).parents[1] / ".cache"
@@ -49,7 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the folder for temporary files."""
+    """End what the whole test process shared, and remove the folder for temporary files."""
+    agents.close()
+    shell.close()
     if (path := config.stash.get(scratch_key, None)) is not None:
         shutil.rmtree(path, ignore_errors=True)
 

@@ -29,7 +29,7 @@ def started(fleet: Fleet, programs: Path, *words: str) -> tuple[str, str]:
     """Start a program of this folder with a fresh mark as its last argument; return job and mark once it is up."""
     mark = secrets.token_hex(8)
     job = fleet.detach("--read", str(programs), "--", "python3", *words, mark)
-    wait_until(lambda: "up" in fleet.run("logs", job).stdout, f"{words} to be up", 30)
+    fleet.wait_output(job, "up")
     return job, mark
 
 
@@ -68,7 +68,7 @@ def test_children_do_not_survive_and_their_port_is_free(fleet: Fleet, programs: 
         f'(setsid python3 -c "{listener}; {sleeper}" {mark} &) ; wait'
     )
     job = fleet.detach("--node", "node-1", "--", "sh", "-c", script, mark)
-    wait_until(lambda: "up" in fleet.run("logs", job).stdout, "the listener", 30)
+    fleet.wait_output(job, "up")
     assert fleet.run("kill", job).returncode == 0
     assert processes_with(mark) == []
     again = fleet.run("run", "--node", "node-1", "--", "python3", "-c", listener)
@@ -91,7 +91,7 @@ def test_a_polite_job_needs_no_force(fleet: Fleet) -> None:
     """With a grace, SIGTERM is enough for a program that listens."""
     mark = secrets.token_hex(8)
     job = fleet.detach("--", "python3", "-c", "import time; print('up', flush=True); time.sleep(60)", mark)
-    wait_until(lambda: "up" in fleet.run("logs", job).stdout, "the job", 30)
+    fleet.wait_output(job, "up")
     receipt = fleet.json("kill", job, "--grace", "10")[0]
     assert (receipt["outcome"], receipt["survivors"], receipt.get("forced", False)) == ("killed", 0, False)
     assert fleet.state(job) == "killed"

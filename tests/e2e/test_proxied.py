@@ -32,6 +32,9 @@ from tests.support.wait import wait_until
 
 VALUE = "sk-canary-" + secrets.token_hex(16)
 AGENTS = "RINGFENCE_TEST_AGENTS"
+#: A budget of tokens, far more than a loop of requests takes until what it took has come to its node's notice: as much
+#: again must be room to go on.
+TOKENS = 20_000
 #: A hostile job looks everywhere. It knows how the value begins, and its hash: its own memory has it from nobody.
 SEARCH = r"""
 import hashlib, os, sys, urllib.request
@@ -398,7 +401,7 @@ def test_e4_a_loop_of_requests_is_held_by_its_budget_approved_once_and_then_kill
     job = site.app.command(
         ("/usr/bin/python3", "-c", code),
         grants=Grants(secrets=(Secret("OPENAI_KEY", proxy=site.host),)),
-        budget=Budget("e2e-tokens", tokens=2000),
+        budget=Budget("e2e-tokens", tokens=TOKENS),
     )
     wait_until(lambda: job.status().state == "paused", "the budget to be used up", 30)
     (view,) = [view for view in site.app.waiting() if view.budget == "e2e-tokens"]
@@ -410,7 +413,7 @@ def test_e4_a_loop_of_requests_is_held_by_its_budget_approved_once_and_then_kill
         "as much again to be used up",
         30,
     )
-    assert sum(map(sum, site.web.tokens[counted:])) > max(held, 4000)
+    assert sum(map(sum, site.web.tokens[counted:])) > max(held, 2 * TOKENS)
     assert site.app.budget("e2e-tokens").deny(reason="enough")[0].outcome == "denied"
     wait_until(lambda: job.status().state == "killed", "the no", 30)
     (ended,) = [event for event in site.app.events() if event.type == "job.ended" and event.job == job.id]
@@ -433,16 +436,18 @@ def test_a_looping_agent_is_held_by_loop_and_by_budget_approved_once_and_killed(
     job = site.app.command(
         ("/usr/bin/python3", "-c", code),
         grants=Grants(secrets=(Secret("OPENAI_KEY", proxy=site.host),)),
-        budget=Budget(key, tokens=3000),
+        budget=Budget(key, tokens=TOKENS),
     )
     wait_until(lambda: _signalled(site, job.id, "LOOP"), "the loop to be seen", 30)
     wait_until(lambda: job.status().state == "paused", "the loop to be held", 30)
-    assert _spent(site, key) < 3000
+    assert _spent(site, key) < TOKENS
     job.resume(reason="looked at it")
     wait_until(lambda: any(view.budget == key for view in site.app.waiting()), "the budget to be used up", 30)
     wait_until(lambda: job.status().state == "paused", "the budget to hold it", 30)
+    held = _spent(site, key)
     assert site.app.budget(key).approve()[0].outcome == "approved"
-    wait_until(lambda: _spent(site, key) > 3000, "it to go on", 30)
+    # More than what one request on its way at the hold may bring.
+    wait_until(lambda: _spent(site, key) > held + 1000, "it to go on", 30)
     receipt = job.kill(reason="enough")
     assert (receipt.outcome, receipt.survivors) == ("killed", 0)
 

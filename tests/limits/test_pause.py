@@ -18,7 +18,7 @@ def ticking(fleet: Fleet, *words: str) -> tuple[str, str]:
     """Start a job that prints until it dies, and wait for its first line; return the job and its mark."""
     mark = secrets.token_hex(8)
     job = fleet.detach(*words, "--", "python3", "-c", TICKS, mark)
-    wait_until(lambda: "up" in written(fleet, job), "the job to be up", 30)
+    fleet.wait_output(job, "up")
     return job, mark
 
 
@@ -91,7 +91,9 @@ def test_a_selector_pauses_and_resumes_its_jobs_alone(fleet: Fleet) -> None:
     other, _ = ticking(fleet)
     receipts = fleet.json("pause", "--tag", f"team={team}")
     assert {(str(one["job"]), one["outcome"]) for one in receipts} == {(job, "paused") for job in chosen}
-    assert [fleet.state(job) for job in (*chosen, other)] == ["paused", "paused", "running"]
+    for job in chosen:
+        fleet.wait_state(job, "paused")
+    assert fleet.state(other) == "running"
     assert grows(fleet, other)
     assert {one["outcome"] for one in fleet.json("resume", "--tag", f"team={team}")} == {"resumed"}
     assert fleet.json("pause", "--tag", "team=nobody") == []

@@ -33,8 +33,8 @@ time.sleep(20)
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    """A store and a home; the test starts the agent."""
-    with rigs.rigged(slots=2) as found:
+    """A store and a home; the test starts the agent, which inherits what the test has."""
+    with rigs.rigged(slots=2, real=True) as found:
         yield found
 
 

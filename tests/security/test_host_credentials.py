@@ -51,7 +51,7 @@ CANARY = secrets.token_hex(12)
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
     """One agent whose environment holds what no job may see."""
-    with rigged(slots=1) as found:
+    with rigged(slots=1, real=True) as found:
         found.start(
             "one",
             AWS_SECRET_ACCESS_KEY=CANARY,

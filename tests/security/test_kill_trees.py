@@ -47,10 +47,10 @@ SERIES = (
     Series("stopped", 50, 64, 4, 30, 50),
     Series("deaf", 20, 64, 4, 30, 50),
     Series("threads", 8, 100, 4, 20, 50),
-    Series("reborn", 8, 64, 4, 30, 50),
-    Series("bomb", 120, 128, 10, 50, 50),
-    # Without a cpu controller the mould waits for its turn among them before it can die.
+    # These two burn: without a cpu controller the mould waits for its turn among them before it can die.
+    Series("reborn", 8, 64, 4, 30, 50 if LEVEL == "A" else 150),
     Series("burners", 100, 128, 2, 20, 50 if LEVEL == "A" else 1000),
+    Series("bomb", 120, 128, 10, 50, 50),
     Series("forest", 1000, 1100, 2, 20, 150, small=True),
 )
 

@@ -30,7 +30,7 @@ SLACK_SLOT_KB = 600
 @pytest.mark.timeout(900 if FULL else 150)
 def test_many_jobs_leave_the_node_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     """After the series: no more descriptors, processes, groups, mounts or uids than before, and hardly more memory."""
-    with rigged(slots=SLOTS, heartbeat_s=5.0) as rig:
+    with rigged(slots=SLOTS, heartbeat_s=5.0, real=True) as rig:
         node = rig.start("a")
         fill(rig)
         before = look(node.pid, node.name)

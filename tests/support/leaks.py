@@ -19,7 +19,7 @@ from runner.wire import keys
 from tests.support import scratch
 from tests.support.wait import wait_until
 
-__all__ = ["Snapshot", "cgroups", "complaints", "mounts", "snapshot", "stale_keys"]
+__all__ = ["Snapshot", "cgroups", "complaints", "mind", "mounts", "snapshot", "spare", "stale_keys"]
 
 SETTLE_TIMEOUT_S = 2.0
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -50,6 +50,9 @@ OURS = (
 # A job that has not ended is owned by its lane; one that has ended must be on its way out.
 ENDED = frozenset({b"finished", b"failed", b"stopped", b"canceled"})
 JOB_PREFIX = "rq:job:"
+#: Children and descriptors that the whole test process shares.
+_spared_pids: set[str] = set()
+_spared_fds: set[str] = set()
 
 # Arguments: the prefix of job hashes. Reply: key, status (or ""), key, status, ... of all keys without a TTL.
 KEYS_WITHOUT_TTL = """
@@ -88,6 +91,18 @@ def snapshot(tag: str) -> Snapshot:
     )
 
 
+def spare(pid: int, descriptor: int) -> None:
+    """Take no offence at a child, and the descriptor that leads to it, that this test process keeps to its end."""
+    _spared_pids.add(str(pid))
+    _spared_fds.add(str(descriptor))
+
+
+def mind(pid: int, descriptor: int) -> None:
+    """Take offence again: what was spared has ended, and its numbers may be given to others."""
+    _spared_pids.discard(str(pid))
+    _spared_fds.discard(str(descriptor))
+
+
 def complaints(before: Snapshot, look: Callable[[], Snapshot]) -> list[str]:
     """Say what is there after a test that was not there before; what is just going away gets a moment for it."""
     if not _grown(before, look()):
@@ -109,8 +124,17 @@ def stale_keys(client: redis.Redis) -> list[str]:
 
 def cgroups() -> list[str]:
     """Return every control group of a node on this machine, in every hierarchy."""
-    roots = [CGROUP_ROOT / "ringfence", *CGROUP_ROOT.glob("*/ringfence")]
-    return [str(path) for root in roots for path in root.glob("*") if path.is_dir()]
+    root = str(CGROUP_ROOT)
+    tops = [f"{root}/ringfence", *(f"{path}/ringfence" for path in _folders(root))]
+    return [path for top in tops for path in _folders(top)]
+
+
+def _folders(place: str) -> list[str]:
+    try:
+        with os.scandir(place) as found:
+            return [entry.path for entry in found if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _owned(key: str, status: bytes) -> bool:
@@ -131,6 +155,8 @@ def mounts(pid: int | str = "self") -> frozenset[str]:
 def _descriptors() -> frozenset[str]:
     found = set()
     for number in os.listdir("/proc/self/fd"):
+        if number in _spared_fds:
+            continue
         try:
             found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")
         except FileNotFoundError:
@@ -146,6 +172,8 @@ def _children() -> frozenset[str]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # a thread that was just ending
         for pid in pids:
+            if pid in _spared_pids:
+                continue
             try:
                 found.add(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})")
             except (FileNotFoundError, ProcessLookupError):

@@ -28,7 +28,7 @@ from runner.job import Job
 from runner.request import JobOptions
 from runner.wire.keys import Keys
 from runner.wire.states import END_STATES
-from tests.support import scratch, valkey
+from tests.support import agents, scratch, valkey
 from tests.support.valkey import Valkey
 from tests.support.wait import wait_until
 
@@ -49,7 +49,10 @@ class Node:
     words: list[str]
     env: dict[str, str]
     log: Path
-    process: subprocess.Popen[bytes] | None = None
+    #: What starts it, word for word; without, it is forked from the nursery (agents.py).
+    under: list[str] | None = None
+    faulty: bool = False
+    process: subprocess.Popen[bytes] | agents.Agent | None = None
 
     @property
     def pid(self) -> int:
@@ -61,13 +64,18 @@ class Node:
         """Start the agent; it ends with this process."""
         head = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(int(signal.SIGKILL)), launch.NO_UID]
         with self.log.open("ab") as log:
+            if self.under is None:
+                self.process = agents.start(self.words, self.env, log.fileno(), faulty=self.faulty)
+                return
+            words = [*head, *self.under, *self.words]
             self.process = subprocess.Popen(
-                [*head, *self.words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env, cwd="/"
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env, cwd="/"
             )
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the agent's process alone."""
-        os.kill(self.pid, number)
+        """Send a signal to the agent's process alone; one that has ended gets none."""
+        assert self.process is not None, f"{self.name} was never started"
+        self.process.send_signal(number)
 
     def crash(self) -> None:
         """SIGKILL to the agent, and wait for its end."""
@@ -113,6 +121,7 @@ class Rig:
     slots: int
     heartbeat_s: float
     imports: tuple[Import, ...] = ()
+    real: bool = False
     keys: Keys = field(default_factory=Keys)
     nodes: dict[str, Node] = field(default_factory=dict)
 
@@ -124,13 +133,14 @@ class Rig:
         full = f"{self.tag}-{name}"
         home = Home(self.home)
         keyring.issue_card(home, full, level="B")
-        entry = [str(FAULTY), str(self.fault)] if faulty else ["-m", "node_agent"]
-        words = [*under, sys.executable, "-I", *entry, "--home", str(self.home), "--name", full]
+        words = [*([str(self.fault)] if faulty else []), "--home", str(self.home), "--name", full]
         words += ["--slots", str(self.slots), "--policy", str(self.home / "policy.toml")]
         for item in self.imports:
             words += ["--import", item.module, "--task-path", str(item.folder)]
         env = {"PATH": os.defpath, "LANG": "C.UTF-8", "RINGFENCE_HEARTBEAT_S": str(self.heartbeat_s), **settings}
-        node = Node(full, words, env, self.home.parent / f"{full}.log")
+        entry = [str(FAULTY)] if faulty else ["-m", "node_agent"]
+        own = [*under, sys.executable, "-I", *entry] if under or self.real else None
+        node = Node(full, words, env, self.home.parent / f"{full}.log", own, faulty)
         self.nodes[name] = node
         node.start()
         self.wait_up(node)
@@ -199,7 +209,15 @@ class Rig:
 
     def wait_output(self, job: Job[None] | Job[object], word: str, timeout_s: float = 20.0) -> None:
         """Wait until the job's output holds ``word``."""
-        wait_until(lambda: word in self.logs(job), f"{word!r} in the output of {job.id}", timeout_s)
+
+        def said() -> bool:
+            # The state first: what was written before an end stands by then.
+            state = self.state(job)
+            found = word in self.logs(job)
+            assert found or state not in END_STATES, f"{job.id} {state} without {word!r}: {job.status().detail}"
+            return found
+
+        wait_until(said, f"{word!r} in the output of {job.id}", timeout_s)
 
     def command(self, *argv: str, **options: Unpack[JobOptions]) -> Job[None]:
         """Enqueue a command."""
@@ -228,9 +246,17 @@ class Rig:
 
 @contextmanager
 def rigged(
-    *, slots: int = 2, heartbeat_s: float = HEARTBEAT_S, imports: Sequence[Import] = (), tag: str = ""
+    *,
+    slots: int = 2,
+    heartbeat_s: float = HEARTBEAT_S,
+    imports: Sequence[Import] = (),
+    tag: str = "",
+    real: bool = False,
 ) -> Iterator[Rig]:
-    """Yield a rig without agents; whatever it starts is gone afterwards."""
+    """Yield a rig without agents; whatever it starts is gone afterwards.
+
+    ``real``: agents start from nothing, for tests of their memory and environment; each costs 0.4 s of processor time.
+    """
     with scratch.folder(mode=0o711) as folder, valkey.running(("--appendonly", "yes")) as store:
         work, home = folder / "work", folder / "h"
         work.mkdir()
@@ -239,9 +265,8 @@ def rigged(
         client = store.client()
         client.sadd(Keys().lanes(), "agents")  # a lane that agents don't know yet waits for their next look, a second
         with App(home=home) as app:
-            rig = Rig(
-                home, work, store, app, client, tag or f"r{secrets.token_hex(3)}", slots, heartbeat_s, tuple(imports)
-            )
+            name = tag or f"r{secrets.token_hex(3)}"
+            rig = Rig(home, work, store, app, client, name, slots, heartbeat_s, tuple(imports), real)
             try:
                 yield rig
             finally:

@@ -17,7 +17,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["Shell"]
+from tests.support import leaks
+
+__all__ = ["Shell", "close", "shared"]
 
 WARM = Path(__file__).with_name("warm.py")
 READ_BYTES = 1 << 16
@@ -33,6 +35,7 @@ class Shell:
             words = [sys.executable, "-I", str(WARM), str(theirs.fileno())]
             null = subprocess.DEVNULL
             self._process = subprocess.Popen(words, stdin=null, stdout=null, stderr=None, pass_fds=[theirs.fileno()])
+        self.started = (self._process.pid, self._orders.fileno())
 
     def close(self) -> None:
         """End the process; commands that still run go on."""
@@ -63,6 +66,27 @@ class Shell:
             raise subprocess.TimeoutExpired(list(words), timeout_s, out, err)
         code = os.waitstatus_to_exitcode(int.from_bytes(answer[4:], "little"))
         return subprocess.CompletedProcess(list(words), code, out.decode(), err.decode())
+
+
+_shared: Shell | None = None
+
+
+def shared() -> Shell:
+    """Return the one shell of this test process, started when it is first asked for."""
+    global _shared
+    if _shared is None:
+        _shared = Shell()
+        leaks.spare(*_shared.started)
+    return _shared
+
+
+def close() -> None:
+    """End the shared shell, at the end of the test process. Idempotent."""
+    global _shared
+    if _shared is not None:
+        _shared.close()
+        leaks.mind(*_shared.started)
+        _shared = None
 
 
 def _read(readers: Sequence[int], deadline_s: float) -> list[bytes]:

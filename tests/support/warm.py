@@ -6,6 +6,7 @@ are answered. It ends with whoever started it, and never loads anything on an or
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -14,8 +15,13 @@ import pkgutil
 import signal
 import socket
 import sys
+import threading
 from contextlib import suppress
+from typing import NoReturn
 
+import typer.main
+
+from runner.cli.commands import application
 from runner.cli.main import main
 
 ORDER_BYTES = 1 << 17
@@ -29,6 +35,10 @@ def load() -> None:
         for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
             if found.name not in NOT_LOADED:
                 importlib.import_module(f"{package}.{found.name}")
+    importlib.import_module("typer._adapters")
+    # Typer makes its commands anew from their functions at each start: 0.1 s of processor time for these 64.
+    whole = typer.main.get_command(application)
+    typer.main.get_command = lambda typer_instance: whole
     gc.collect()
     gc.freeze()
 
@@ -71,7 +81,21 @@ def watch(body: bytes, descriptors: list[int]) -> None:
     sys.argv = ["ringfence", *order["words"]]
 
 
+def command() -> NoReturn:
+    """Run the command and end as the interpreter would, but for taking every module apart, which takes 30 ms."""
+    try:
+        main()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    threading._shutdown()  # type: ignore[attr-defined]  # threads that have to end first
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BrokenPipeError):
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     load()
     serve(socket.socket(fileno=int(sys.argv[1])))
-    main()
+    command()
