@@ -61,11 +61,13 @@ def kill_tree(client: Client, job_id: str, order: Order) -> list[Receipt]:
     ``unconfirmed`` one without job for each live node that did not answer for them. Raises as `kill_job`.
     """
     deadline = time.monotonic() + order.wait_s
-    command = _command(Selector("job", ids.check_job_id(job_id)), order, None)
+    chosen = Selector("job", ids.check_job_id(job_id))
+    # Asked first, the connection with it: a command is dated when nothing stands between it and the store.
+    ttl_s = _tombstone_ttl_s(client, job_id)
+    command = _command(chosen, order, None)
     keys = client.keys
     spot = [keys.job(job_id), keys.tombstone(job_id), keys.control(), keys.doomed()]
     spot += [keys.kids(job_id), keys.leases(), keys.nodes(), keys.clock()]
-    ttl_s = _tombstone_ttl_s(client, job_id)
     reply = orders.words(client.script("kill", spot, [orders.document(client, command, "job", job=job_id, ttl=ttl_s)]))
     own = _own_receipt(client, command, job_id, reply, order.wait_s)
     # A word and its argument, then the nodes that answer for what it started.
