@@ -18,6 +18,8 @@ LEAST = 500
 #: An ordinary user without a cgroup has nothing but SIGKILL, and its mould waits for a CPU among the sessions.
 KILL_MS = 50.0 if os.geteuid() == 0 else 1000.0
 SESSIONS = 100
+#: The default. Without a cpu controller the agent is one of a hundred that want a CPU: a lease of 3 s may lapse.
+HEARTBEAT_S = 5.0
 # Each session is a scheduling group of its own; every process ends by itself after 20 s.
 BURNERS = """
 import os, signal, sys, time
@@ -34,7 +36,7 @@ time.sleep(20)
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     """A store and a home; the test starts the agent, which inherits what the test has."""
-    with rigs.rigged(slots=2, real=True) as found:
+    with rigs.rigged(slots=2, heartbeat_s=HEARTBEAT_S, real=True) as found:
         yield found
 
 
