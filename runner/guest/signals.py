@@ -189,14 +189,21 @@ def history() -> list[dict[str, Json]]:
 
 
 def watch(wait: float = 10.0, after: str = "") -> Iterator[dict[str, Json]]:
-    """Yield what becomes of the jobs that this one watches (``watch`` in its grants), for ever. Raises CallRefused.
+    """Return what becomes of the jobs that this one watches (``watch`` in its grants), for ever. Raises CallRefused.
 
-    ``after``: where to go on; empty: from now on.
+    ``after``: where to go on; empty: from now on, whenever the first of it is asked for.
     """
+    return _news(_look(0.0, after), wait)
+
+
+def _news(found: dict[str, Json], wait: float) -> Iterator[dict[str, Json]]:
     while True:
-        found = cast("dict[str, Json]", call("job.watch", after=after, wait_s=float(wait)))
-        after = str(found["after"])
         yield from cast("list[dict[str, Json]]", found["events"])
+        found = _look(wait, str(found["after"]))
+
+
+def _look(wait: float, after: str) -> dict[str, Json]:
+    return cast("dict[str, Json]", call("job.watch", after=after, wait_s=float(wait)))
 
 
 def command(words: list[str]) -> int:
