@@ -215,7 +215,7 @@ class Door:
         visit = Visit(
             near, self._rules, self._dial, self.usage, self._meter, self._gate, self._refused, self._listen,
             self._own, self._trust, self._access, self._caps.head_s,
-        )  # fmt: skip
+        )  # fmt: skip # several to a line
         self._visits.add(visit)
         try:
             with suppress(EgressError, OSError, TimeoutError, h11.ProtocolError):

@@ -44,7 +44,7 @@ MODEL_HOSTS: Final = (
     "generativelanguage.googleapis.com", "*aiplatform.googleapis.com",
     "bedrock*.amazonaws.com", "openrouter.ai", "*.huggingface.co", "api.mistral.ai", "api.groq.com", "api.x.ai",
     "api.deepseek.com", "api.together.xyz", "api.fireworks.ai", "api.cohere.*", "api.perplexity.ai", "ollama.com",
-)  # fmt: skip
+)  # fmt: skip # several to a line
 _VALUE: Final = re.compile(rb"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 

@@ -100,7 +100,7 @@ class Mail:
                   (gone, away), _box, late=True),
             Entry("mail.boxes", Nothing, self._boxes, "Count what the job's boxes hold.",
                   "[{box, mode, letters, held, dead, bytes, subscribers}]", grant, False, (away,)),
-        )  # fmt: skip
+        )  # fmt: skip # several to a line
 
     def ended(self, caller: Caller) -> None:
         """An attempt is over: what it held goes to whoever asks next."""

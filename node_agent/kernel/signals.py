@@ -127,7 +127,7 @@ class Signals:
                   "order.", "{blocked, pending}", errors=(ErrorCode.CONFLICT,)),
             Entry("signal.list", Nothing, self._list, "List the signals of this attempt, the last 32.",
                   "{history: [{signal, from, at_ms, why, outcome, reason}], pending}"),
-        )  # fmt: skip
+        )  # fmt: skip # several to a line
 
     async def carry_out(self, run: Run, sent: Sent, *, holder: Holder | None = None, command: str = "") -> Done:
         """Carry out a signal for an attempt of this node and remember it.

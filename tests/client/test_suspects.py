@@ -25,7 +25,7 @@ PEM = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc"
         (["curl", "-H", "Authorization: Bearer abcdefghij"], [], {}, {}, ("argv/2",)),
         (["curl", "--header=Authorization: Basic dXNlcjpwYXNz"], [], {}, {}, ("argv/1",)),
     ],
-)  # fmt: skip
+)  # fmt: skip # several to a line
 def test_what_looks_like_one(
     argv: list[str] | None,
     args: list[object],

@@ -141,7 +141,7 @@ def test_the_server_gets_it_and_nobody_else(site: Site, mode: str) -> None:
     begin = len(site.web.asked)
     if mode == "get":
         job = site.app.call("e2e_tasks:spend_secret", ["KEY", f"https://{site.host}/echo"],
-                            grants=site.grants(mode), env=site.trust(mode), tags={"word": WORD})  # fmt: skip
+                            grants=site.grants(mode), env=site.trust(mode), tags={"word": WORD})  # fmt: skip # rows
         told, programs = site.end(job), 1
         told += json.dumps(job.result(timeout=5))
     else:

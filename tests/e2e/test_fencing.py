@@ -251,7 +251,7 @@ def test_attack_21_a_foreign_receipt_confirms_nothing(pair: Rig, what: str) -> N
         done = subprocess.run(
             [*CLI, "--home", str(pair.home), "kill", job.id, "--wait", "1"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False,
-        )  # fmt: skip
+        )  # fmt: skip # several to a line
     holder.signal(signal.SIGCONT)
     assert done.returncode == 3, (done.stdout, done.stderr)
 

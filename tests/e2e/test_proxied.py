@@ -360,7 +360,7 @@ def test_real_agents(site: Site, name: str, scheme: str) -> None:
         "openai": [python, "-c", OPENAI],
         "openai-agents": [python, "-c", STREAMED],
         "smolagents": [python, f"{folder}/smol.py"],
-    }[name]  # fmt: skip
+    }[name]  # fmt: skip # several to a line
     # Over the route nothing is said: the job is told where, because the secret's name begins as the library's does.
     own = {} if scheme == "route" else {"OPENAI_BASE_URL": f"{scheme}://{site.host}/v1"}
     env = {

@@ -81,7 +81,7 @@ def test_k08_with_its_agent_stopped_a_kill_is_unconfirmed(rig: Rig) -> None:
     done = subprocess.run(
         [*CLI, "--home", str(rig.home), "kill", job.id, "--wait", "1", "--json"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False,
-    )  # fmt: skip
+    )  # fmt: skip # several to a line
     assert done.returncode == 3, done.stderr
     assert '"unconfirmed"' in done.stdout
     assert rig.state(job) != "killed"

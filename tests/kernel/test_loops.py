@@ -169,7 +169,8 @@ def test_a_loop_rule_is_read_whole_or_refuses_to_load() -> None:
     rule = parse("version = 1\n[loop]\nin_row = 0\nin_window = 5\nwindow_s = 10").loop
     assert (rule.in_row, rule.in_window, rule.window_s) == (0, 5, 10.0)
     for line in ("rows = 3", "in_row = 1", "in_row = true", "in_row = 2.5", "window_s = 0", "in_window = -1",
-                 'action = "stop"', "action = 1", "in_row = 1000000", "window_s = inf", "window_s = nan"):  # fmt: skip
+                 'action = "stop"', "action = 1", "in_row = 1000000", "window_s = inf",
+                 "window_s = nan"):  # fmt: skip # several to a line
         with pytest.raises(PolicyError):
             parse(f"version = 1\n[loop]\n{line}")
     with pytest.raises(PolicyError):

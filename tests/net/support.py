@@ -85,7 +85,7 @@ class Process:
             self.process = subprocess.Popen(
                 [*head, *self.words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={}, cwd="/",
                 pass_fds=self.inherit,
-            )  # fmt: skip
+            )  # fmt: skip # several to a line
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End it, and wait."""

@@ -69,7 +69,7 @@ def test_bodies() -> None:
     body = {"token": "{{K}}", "text": "{{K}}", "deep": {"token": "{{K}}"}, "n": 1.5, "u": "ä\ud800"}
     assert json.loads(in_body(json.dumps(body).encode(), "json", [field("json:token")])) == {
         **body, "token": ODD.decode()
-    }  # fmt: skip
+    }  # fmt: skip # several to a line
     for same in (
         b'[{"token":"{{K}}"}]',
         b'{"token": "x{{K}}"}',
@@ -93,7 +93,7 @@ def test_bodies() -> None:
         [b"application/json; charset=utf-16"], [b"application/json; charset=utf-8; charset=utf-7"],
         [b"application/json, text/plain"], [b"application/json; boundary=x"],
     ],
-)  # fmt: skip
+)  # fmt: skip # several to a line
 def test_attack_15_a_body_that_a_host_may_read_as_another_holds_no_field(kinds: list[bytes]) -> None:
     """Two types, another charset, odd parameters: the placeholder stays text."""
     assert body_kind(kinds, [field("json:token")]) == ""

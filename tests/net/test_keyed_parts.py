@@ -80,7 +80,7 @@ def test_where_a_value_is_put() -> None:
     ["", "X", "X: y", "X: {value}{value}", "X: {other}", "Host: {value}", "x-a:{value}", "X: a\r\nY: {value}",
      "{value}: X", "Content-Length: {value}", "X: {basic:}", "X: {basic:a:b}", "Transfer-Encoding: {value}",
      "Accept-Encoding: {value}"],
-)  # fmt: skip
+)  # fmt: skip # several to a line
 def test_headers_that_no_rule_may_name(text: str) -> None:
     """What frames or routes a request, ends a header early, or has no place or two for the value."""
     with pytest.raises(RulesError):
@@ -178,7 +178,7 @@ def test_the_job_s_own_headers_make_room() -> None:
     found = dressed(own, Destination("a.example", 443), [b"x-api-key"])
     assert found == [
         (b"host", b"a.example"), (b"Authorization", b"x"), (b"A", b"1"), (b"accept-encoding", b"identity"),
-    ]  # fmt: skip
+    ]  # fmt: skip # several to a line
 
 
 def test_one_seed_one_authority() -> None:

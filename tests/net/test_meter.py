@@ -98,7 +98,7 @@ DONE = {"type": "response.completed", "response": {"model": "gpt-r", "usage": {"
         (json.dumps({"data": [0.25] * 9000, "model": "emb", "usage": {"prompt_tokens": 8}}).encode(), JSON,
          "/v1/embeddings", "emb", (8, 0)),
     ],
-)  # fmt: skip
+)  # fmt: skip # several to a line
 @pytest.mark.parametrize("size", [1, 7, 64, 1 << 16])
 def test_accounts_are_read_in_any_pieces(
     body: bytes, headers: list[tuple[bytes, bytes]], path: str, model: str, tokens: tuple[int, int], size: int

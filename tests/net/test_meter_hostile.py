@@ -81,7 +81,7 @@ def test_who_leaves_before_the_last_word_has_not_heard_the_account() -> None:
         ("/v1/messages", events({"usage": {"input_tokens": 6, "output_tokens": 7}})
          + b'event: message_stop\ndata: {"type":"message_stop"   }\n\n', (6, 7)),
     ],
-)  # fmt: skip
+)  # fmt: skip # several to a line
 @pytest.mark.parametrize("size", [1, 10, 1 << 16])
 def test_who_leaves_after_the_last_word_has(path: str, text: bytes, tokens: tuple[int, int], size: int) -> None:
     """Clients close when the stream has said that it ends; nothing of that is unknown, but one byte less is."""
@@ -117,7 +117,7 @@ def test_what_goes_into_a_model_that_does_not_tell_it_counts() -> None:
     ["/v1/chat/%63ompletions", "/v1/%2563hat/completion%73", "/V1/Messages", "/v1//messages/", "/v1/messages;x=1/",
      "/v1/chat/x/../completions?a", "/v1%2fresponses", "/api/./chat", "/v1beta/models/g-2:streamGenerateContent",
      "/model/a.b/invoke", "/v1/messages/count_tokens/../"],
-)  # fmt: skip
+)  # fmt: skip # several to a line
 def test_a_model_s_path_is_one_in_every_form(path: str, method: bytes) -> None:
     """What a host may read as a model's path is one, with any method that makes something."""
     assert models_path(path)
@@ -133,7 +133,7 @@ def test_other_paths_are_none() -> None:
 
 @settings(max_examples=50)
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(
-    st.sampled_from(["usage", "model", 'a"b', "c\\"]) | st.text(), inner)), st.integers(1, 40))  # fmt: skip
+    st.sampled_from(["usage", "model", 'a"b', "c\\"]) | st.text(), inner)), st.integers(1, 40))  # fmt: skip # rows
 def test_no_value_of_a_job_s_making_hides_or_makes_an_account(value: object, size: int) -> None:
     """Whatever comes back deeper down, cut anywhere: the account at the top is read, and that one alone."""
     text = json.dumps({"a": [[value]], "model": "m", "usage": {"input_tokens": 3}, "b": [[value]]}).encode()

@@ -67,7 +67,7 @@ def test_goals(target: str, goal: Goal) -> None:
         ("/r/", RefusedError), ("/r/key/x", RefusedError), ("/r/KEY%2f/x", RefusedError), ("/r/../KEY", RefusedError),
         ("/r/api.example.com/", RefusedError), ("http://127.0.0.1:3128/x", BadRequestError), ("*", BadRequestError),
     ],
-)  # fmt: skip
+)  # fmt: skip # several to a line
 def test_what_is_no_route_goes_nowhere(target: str, error: type[EgressError]) -> None:
     """Names are exact; a host that has no route of its name is none."""
     with pytest.raises(error):
@@ -166,7 +166,7 @@ def test_a_program_without_proxy_or_authority_uses_the_secret(shared: Parts) -> 
             for method, path, body in (
                 ("GET", "/r/KEY/echo", None), ("POST", "/r/KEY/repeat", b"again"),
                 ("POST", "/r/KEY/repeat", b"once more"), ("GET", "/r/NONE/echo", None),
-            ):  # fmt: skip
+            ):  # fmt: skip # several to a line
                 link.request(method, path, body, {"Authorization": "Bearer mine"})
                 answer = link.getresponse()
                 answers.append((answer.status, answer.read()))

@@ -17,12 +17,12 @@ LINES = (
     b"Connection: Keep-Alive, X", b"Keep-Alive: timeout=5", b"Upgrade: h2c", b"X: y", b"X:", b"X: a b\tc", b" folded",
     b"\tfolded", b"X y: z", b"X: \x00", b"X: \xc3\xa4", b"X: a\rb", b"X: a\nContent-Length: 3", b": x", b"",
     b"Content-Encoding: gzip",
-)  # fmt: skip
+)  # fmt: skip # several to a line
 STARTS = (
     b"HTTP/1.1 200 OK", b"HTTP/1.1 200", b"HTTP/1.1 200 ", b"HTTP/1.0 200 OK", b"HTTP/1.1 204 No", b"HTTP/1.1 304 No",
     b"HTTP/1.1 100 Continue", b"HTTP/1.1 101 Other", b"HTTP/1.1 599 ", b"HTTP/1.1 999 x", b"HTTP/1.1  200 OK",
     b"HTTP/1.1 404 Not Found", b"HTTP/1.1 200 a\tb", b"\r\nHTTP/1.1 200 OK", b"HTTP/2 200 OK", b" HTTP/1.1 200 OK",
-)  # fmt: skip
+)  # fmt: skip # several to a line
 ANSWERS = st.builds(
     lambda start, lines, end, body: end.join([start, *lines, b"", body]),
     st.sampled_from((*STARTS, STARTS[0], STARTS[0], STARTS[0])),
@@ -83,7 +83,7 @@ def test_a_plain_answer_is_taken() -> None:
         (b"5\r\n", b"5\r\n folded\r\n"), (b"5\r\n", b"0000000005\r\n"), (b"keep-alive", b"close"),
         (b"\r\n\r\n", b"\n\n"), (b"Content-Length", b"X"), (b"text", b"\xff"),
     ],
-)  # fmt: skip
+)  # fmt: skip # several to a line
 def test_what_is_not_plain_is_parsed(old: bytes, new: bytes) -> None:
     """Another version, length, framing or end of lines: it is not decided here what that is."""
     assert whole(PLAIN, b"GET") is not None

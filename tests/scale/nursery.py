@@ -8,7 +8,6 @@ processor time.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -25,8 +24,7 @@ from node_agent import __main__ as agent
 from node_agent import ground, slotset
 from node_agent.containment import probe as host_probe
 from tests.scale import clocks, sandbox, stacks
-
-PR_SET_PDEATHSIG = 1
+from tests.support.nursery import leave
 
 
 def main() -> None:
@@ -54,18 +52,9 @@ def _reap(*_: object) -> None:
 def _become(order: dict[str, object], parent: int) -> NoReturn:
     status = 70
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(status)
         log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (log, 1), (log, 2)):
-            os.dup2(source, target)
-        os.closerange(3, 4096)
-        os.environ.clear()
-        os.environ.update(order["env"])  # type: ignore[call-overload]  # a mapping, by fleet.py
-        os.chdir("/")
+        leave(parent, (null, log, log), order["env"])  # type: ignore[arg-type]  # a mapping, by fleet.py
         if order["clock"] is not None:
             clocks.inject(Path(str(order["clock"])))
             clocks.skewed()

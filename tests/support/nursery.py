@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -82,18 +83,9 @@ def become(order: dict[str, object], standard: list[int], parent: int) -> NoRetu
     status = 70
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        leave(parent, standard, order["env"])  # type: ignore[arg-type]  # a mapping, by agents.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(status)
-        for number, descriptor in enumerate(standard):
-            os.dup2(descriptor, number)
-        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        os.chdir("/")
-        os.environ.clear()
-        os.environ.update(order["env"])  # type: ignore[call-overload]  # a mapping, by agents.py
         words = [str(word) for word in order["words"]]  # type: ignore[attr-defined]  # a list, by agents.py
         sys.argv = [str(FAULTY if order["faulty"] else agent.__file__), *words]
         if order["faulty"]:
@@ -106,6 +98,23 @@ def become(order: dict[str, object], standard: list[int], parent: int) -> NoRetu
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+def leave(parent: int, standard: Sequence[int], env: Mapping[str, str]) -> None:
+    """Right after a fork: keep nothing of the nursery but its code, and end with it.
+
+    ``standard``: what becomes 0, 1, 2. Called by tests/scale/nursery.py, too.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(70)
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.chdir("/")
+    os.environ.clear()
+    os.environ.update(env)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ allows = st.builds(
 denies = st.builds(
     Rule, effect=st.just("deny"), index=st.integers(1, 9), secrets=st.just(("B",)), tenants=st.just(("*",)),
     tasks=st.just(("*",)),
-)  # fmt: skip
+)  # fmt: skip # several to a line
 policies = st.builds(
     lambda denied, allowed: Rules((*denied, *allowed)), st.lists(denies, max_size=1), st.lists(allows, max_size=3)
 )
